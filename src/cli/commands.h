@@ -6,5 +6,6 @@
 namespace verbatim::cli {
 
 void add_version(CLI::App& app);
+void add_text_commands(CLI::App& app);  // those that need verbatim_text; none with VERBATIM_CORE_ONLY
 
 }  // namespace verbatim::cli

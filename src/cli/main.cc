@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.failure_message(CLI::FailureMessage::simple);
   cli::add_version(app);
+  cli::add_text_commands(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
