@@ -1,0 +1,19 @@
+#include "ops/cpu/attention_kernels_impl.h"
+#include "ops/cpu/kda_kernels_impl.h"
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/lanes_avx512.h"
+#include "ops/cpu/matmul_kernels_impl.h"
+#include "ops/cpu/vector_kernels_impl.h"
+
+namespace verbatim::ops::cpu {
+
+const Kernels& avx512_kernels() {
+  static constexpr MatmulKernels kMatmul = make_matmul_kernels<Avx512Lanes>();
+  static constexpr VectorKernels kVector = make_vector_kernels<Avx512Lanes>();
+  static constexpr AttentionKernels kAttention = make_attention_kernels<Avx512Lanes>();
+  static constexpr KdaKernels kKda = make_kda_kernels<Avx512Lanes>();
+  static constexpr Kernels kKernels = {Avx512Lanes::kName, &kMatmul, &kVector, &kAttention, &kKda};
+  return kKernels;
+}
+
+}  // namespace verbatim::ops::cpu
