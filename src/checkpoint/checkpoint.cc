@@ -212,7 +212,8 @@ void Checkpoint::note_disagreements() {
   for (const TensorView& tensor : tensors_) {
     const size_t dot = tensor.name.rfind('.');
     const std::string_view leaf = tensor.name.substr(dot + 1);
-    if (dot == std::string_view::npos || (leaf != "weight" && leaf != "weight_packed") || tensor.shape.size() != 2)
+    if (dot == std::string_view::npos || (leaf != "weight" && leaf != "weight_packed") || tensor.shape.size() != 2 ||
+        tensor.name.ends_with(".embed_tokens.weight"))  // an embedding is not a Linear
       continue;
     const std::string_view module = tensor.name.substr(0, dot);
     const bool stored_quantised = tensor.dtype == DType::kU8 || tensor.dtype == DType::kF8E4M3;

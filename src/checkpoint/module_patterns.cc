@@ -34,6 +34,14 @@ std::optional<std::string> glob_of_regex(std::string_view regex) {
   return glob;
 }
 
+// A name of the metadata as a canonical one. The FP8 release's list leaves `language_model` out.
+std::string canonical_pattern(std::string_view pattern) {
+  constexpr std::string_view kShort = "model.layers.";
+  if (pattern.starts_with(kShort))
+    return std::string("model.language_model.layers.").append(pattern.substr(kShort.size()));
+  return canonical_name(pattern).value_or(std::string(pattern));
+}
+
 }  // namespace
 
 bool glob_matches(std::string_view glob, std::string_view text) {
@@ -61,11 +69,10 @@ void ModulePatterns::add(std::string_view pattern) {
     if (std::optional<std::string> glob = glob_of_regex(pattern.substr(3))) globs_.push_back(*std::move(glob));
     return;
   }
-  const std::optional<std::string> mapped = canonical_name(pattern);
   if (pattern.find('*') != std::string_view::npos)
-    globs_.emplace_back(mapped ? *mapped : pattern);
+    globs_.push_back(canonical_pattern(pattern));
   else
-    names_.emplace(mapped ? *mapped : pattern);
+    names_.insert(canonical_pattern(pattern));
 }
 
 bool ModulePatterns::matches(std::string_view module) const {
