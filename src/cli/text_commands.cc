@@ -2,6 +2,6 @@
 
 namespace verbatim::cli {
 
-void add_text_commands(CLI::App&) {}
+void add_text_commands(CLI::App& app) { add_tokenize(app); }
 
 }  // namespace verbatim::cli
