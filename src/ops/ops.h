@@ -3,7 +3,7 @@
 //
 // Shapes are row-major; `rows` is the number of token rows in the step; pointers are to backend memory (`allocate`).
 // Sizes are checked by whoever binds weights (model/); operators take them as given. Operators throw Error(kCapacity)
-// when memory runs out and nothing else.
+// when memory runs out and nothing else. Norms, swiglu and add may write over their input; products may not.
 //
 // ORDER OF SUMS. It depends on shapes alone, so neither threads, chunks, batch nor instruction set change a bit.
 //  dot     sum_k w[k] x[k]: k is cut in `parts` equal parts, a part in slices of 256 (the last shorter). In a slice,
@@ -195,6 +195,7 @@ class Ops {
   virtual void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, int64_t rows,
                           int64_t width, float* y) = 0;
   virtual void add(const float* x, int64_t count, float* y) = 0;  // y += x
+  virtual void clear(float* x, int64_t count) = 0;                // x = 0
 
   // y[r, o] = dot(w[o, :], x[r, :]) in `parts` parts; w.columns must be a multiple of parts. With w.input_scale > 0
   // x is first rounded to NVFP4 under it (MODEL.md section 9). y may not overlap x. Strides in floats.

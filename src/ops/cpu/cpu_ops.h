@@ -24,6 +24,7 @@ class CpuOps final : public Ops {
   void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, int64_t rows, int64_t width,
                   float* y) override;
   void add(const float* x, int64_t count, float* y) override;
+  void clear(float* x, int64_t count) override;
   void swiglu(const float* gate, const float* up, float limit, int64_t count, float* h) override;
   void hyper_enter(const HyperShape& shape, const HyperWeights& weights, const float* norm, const float* streams,
                    int64_t rows, float* maps, float* h) override;
