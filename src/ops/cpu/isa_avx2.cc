@@ -4,6 +4,7 @@
 #include "ops/cpu/lanes_avx2.h"
 #include "ops/cpu/matmul_kernels_impl.h"
 #include "ops/cpu/vector_kernels_impl.h"
+#include "ops/cpu/weight_lanes_avx2.h"
 
 namespace verbatim::ops::cpu {
 

@@ -4,6 +4,7 @@
 #include "ops/cpu/lanes_plain.h"
 #include "ops/cpu/matmul_kernels_impl.h"
 #include "ops/cpu/vector_kernels_impl.h"
+#include "ops/cpu/weight_lanes_plain.h"
 
 namespace verbatim::ops::cpu {
 
