@@ -227,13 +227,17 @@ class Ops {
   // the carried state, output norm and gate. out [rows, heads * width]. One routine for prompt, decode and
   // verification. First S is advanced to the last chunk boundary at or before span.position, then row by row; S is
   // stored at boundaries up to state_position_after(span) and advanced on the side past it. Rows are written to the
-  // rings, so that taking back rows is truncation. Order: dots over the key width are dot16 with
-  // fma(k_t * exp(G_t - G_s), k_s); products with S walk the key channels ascending (column); sums over rows of the
-  // chunk are left to right; S <- exp(G_C) S + sum_s (k_s exp(G_C - G_s)) v_new_s left to right over s.
+  // rings, so that taking back rows is truncation. A span at position 0 starts from S = 0, whatever the slot held.
+  // Order: dots over the key width are dot16 with fma(k_t * exp(G_t - G_s), k_s); products with S walk the key channels
+  // ascending (column, of k_t * exp(G_t)); v_new_t = beta * r, where r = v_t - product, then less dot * v_new_s (fused)
+  // for s = 0, 1, ...; o_t = product, then plus dot * v_new_s (fused) up to s = t; S <- exp(G_C) S + sum_s
+  // (k_s exp(G_C - G_s)) v_new_s, a chain from s = 0. q and k are multiplied by width^-0.5 (q) or 1 (k) times
+  // 1 / sqrt(dot16(x, x) + 1e-6); out = (o_norm * (o * (1 / sqrt(dot16(o, o) / width + epsilon)))) * sigmoid(gate).
+  // shape.width is a multiple of 16; a span has at most kWindowRows rows that are not certain.
   virtual void kda(const KdaShape& shape, const KdaWeights& weights, const KdaInputs& inputs, const KdaState& state,
                    std::span<const Span> spans, int64_t rows, float* out) = 0;
 
-  // Sparse attention with a pooled indexer, MODEL.md section 4.
+  // Sparse attention with a pooled indexer, MODEL.md section 4. Widths of latents and index keys are multiples of 16.
   // Stores latents [rows, R] and, per token, index key ki and gate gi [rows, width] (after LayerNorm; gate raw);
   // writes the pool key of every pool that a row completes: per channel softmax over the pool's tokens of
   // gi + ape[slot] (maximum, exps, sums left to right), then the chain of a * ki divided by the sum of exps.
@@ -241,18 +245,21 @@ class Ops {
                               const float* gates, const float* ape, std::span<const Span> spans,
                               const LatentCache& cache) = 0;
   // Row at position p has F = (p + 1) / pool complete pools. F <= budget: all of them. Else the budget best by
-  // score(pool) = chain over heads of (head_weight * heads^-0.5) * relu(dot16(q_head, pool) * width^-0.5).
+  // score(pool) = chain over heads of (head_weight * heads^-0.5) * relu(dot16(q_head, pool) * width^-0.5). The zeros of
+  // both signs tie; NaN never wins.
   // q [rows, heads * width], head_weights [rows, heads].
   virtual void select_pools(const IndexShape& shape, const float* q, const float* head_weights,
                             std::span<const Span> spans, const LatentCache& cache, const Selection& selection) = 0;
   // Absorbed queries: out[r, n, :] = column product of q[r, n, :] with the key rows of kv_b, which holds per head
-  // key_width rows of keys then value_width rows of values, R columns. out [rows, heads, R].
+  // key_width rows of keys then value_width rows of values, R columns. out [rows, heads, R]. kv_b's input is the
+  // latent, so its input_scale says nothing about q or attended: both absorb operators ignore it.
   virtual void absorb_queries(const Matrix& kv_b, int64_t heads, int64_t key_width, int64_t value_width, const float* q,
                               int64_t rows, float* out) = 0;
   // For each row and head over the visible tokens (tokens of the selected pools, then the tail, ascending), cut in
   // groups of 64 by rank: scores = dot16(q, latent) * scale; group maximum, weights exp(score - maximum), their sum
-  // and the column product of weights and latents; groups merged left to right: m = max, both sides scaled by
-  // exp(own - m), fused; then divided by the sum. q, out [rows, heads, R].
+  // (dot16) and the column product of weights and latents; groups merged left to right: m = max, both sides scaled by
+  // exp(own - m), fma(own, factor, before * factor); then divided by the sum. Without always_select_tail the tail is
+  // not visible; a row that sees no token gives zeros. q, out [rows, heads, R].
   virtual void sparse_attention(const IndexShape& shape, int64_t heads, int64_t latent_width, float scale,
                                 const float* q, std::span<const Span> spans, const LatentCache& cache,
                                 const Selection& selection, float* out) = 0;
