@@ -10,8 +10,10 @@ int main(int argc, char** argv) {
   CLI::App app("Reads GLM-5.3-Flash checkpoints as stored, and runs them with one result.", "verbatim");
   app.require_subcommand(1);
   app.failure_message(CLI::FailureMessage::simple);
+  cli::add_generate(app);
   cli::add_inspect(app);
   cli::add_plan(app);
+  cli::add_synth(app);
   cli::add_version(app);
   cli::add_text_commands(app);
   try {

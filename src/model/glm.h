@@ -112,6 +112,10 @@ struct Model {
 // wrong or a scale is NaN, Error(kUnsupported) when `precision` asks for scales that are not stored, naming the matrix.
 Model load_model(const checkpoint::Checkpoint& checkpoint, const Config& config, Precision precision, int sum_parts);
 
+// Stored bytes of the matrices that one token reads: all of them but the embedding and the next-n layer, and of the
+// routed experts as many as are chosen (their mean size).
+int64_t weight_bytes_per_token(const Model& model);
+
 // ---- state --------------------------------------------------------------------------------------------------------
 // Bytes of what is kept, for one rank's share of the heads (rank_share below). `cache_element_bytes` is 4 on the CPU,
 // 2 on CUDA: latents, pool keys, tails and convolution inputs; S, rows since S and decays are float32 everywhere.

@@ -255,4 +255,37 @@ Model load_model(const Checkpoint& stored, const Config& config, Precision preci
   return model;
 }
 
+namespace {
+
+int64_t stored_bytes(const Matrix& m) {
+  const int64_t scales = m.block_scale != nullptr  ? m.rows * m.block_scale_stride
+                         : m.grid_scale != nullptr ? 4 * m.grid_stride * ((m.rows + 127) / 128)
+                                                   : 0;
+  return m.rows * m.row_bytes + scales;
+}
+
+int64_t stored_bytes(const ops::ExpertWeights& e) {
+  return stored_bytes(e.gate) + stored_bytes(e.up) + stored_bytes(e.down);
+}
+
+}  // namespace
+
+int64_t weight_bytes_per_token(const Model& model) {
+  int64_t bytes = stored_bytes(model.weights.head);
+  for (const Layer& layer : model.weights.layers) {
+    bytes += stored_bytes(layer.attention_site.hyper.fn) + stored_bytes(layer.ffn_site.hyper.fn);
+    const LinearAttention& l = layer.linear;
+    for (const Matrix* m : {&l.q, &l.k, &l.v, &l.f_a, &l.f_b, &l.g_a, &l.g_b, &l.b, &l.o}) bytes += stored_bytes(*m);
+    const SparseAttention& s = layer.sparse;
+    for (const Matrix* m : {&s.q_a, &s.q_b, &s.kv_a, &s.kv_b, &s.o, &s.index_q, &s.index_k, &s.index_gate,
+                            &s.index_weights, &layer.mlp.gate, &layer.mlp.up, &layer.mlp.down, &layer.moe.router})
+      bytes += stored_bytes(*m);
+    if (layer.ffn != FfnKind::kSparse) continue;
+    int64_t routed = 0;
+    for (const ops::ExpertWeights& expert : layer.moe.experts) routed += stored_bytes(expert);
+    bytes += stored_bytes(layer.moe.shared) + routed / model.config.experts * model.config.experts_per_token;
+  }
+  return bytes;
+}
+
 }  // namespace verbatim::model

@@ -1,0 +1,16 @@
+#include "base/error.h"
+#include "cli/text_bridge.h"
+
+namespace verbatim::cli {
+
+std::vector<int32_t> encode_prompt(const std::string& directory, const std::string& /*text*/) {
+  fail(ErrorKind::kUnsupported, directory, "this build has no tokenizer; give --ids");
+}
+
+std::string decode_text(const std::string& directory, std::span<const int32_t> /*ids*/) {
+  fail(ErrorKind::kUnsupported, directory, "this build has no tokenizer");
+}
+
+int64_t token_limit(const std::string& /*directory*/, int64_t vocabulary) { return vocabulary; }
+
+}  // namespace verbatim::cli
