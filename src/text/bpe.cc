@@ -39,6 +39,144 @@ size_t slot_count(size_t entries) { return std::bit_ceil(std::max<size_t>(entrie
 // The high bits of a multiplicative hash are the good ones.
 size_t home(uint64_t hash, size_t slots) { return hash >> (64 - std::countr_zero(slots)); }
 
+struct Candidate {
+  uint32_t rank, position;
+};
+
+// The lowest rank first, then the leftmost: one heap.
+class HeapQueue {
+ public:
+  bool empty() const { return heap_.empty(); }
+  void push(Candidate candidate) {
+    heap_.push_back(static_cast<uint64_t>(candidate.rank) << 32 | candidate.position);
+    std::push_heap(heap_.begin(), heap_.end(), std::greater<>());
+  }
+  Candidate pop() {
+    std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
+    const uint64_t entry = heap_.back();
+    heap_.pop_back();
+    return {static_cast<uint32_t>(entry >> 32), static_cast<uint32_t>(entry)};
+  }
+
+ private:
+  std::vector<uint64_t> heap_;
+};
+
+// The same order from one bucket per rank and a two-level set of the ranks in use. A bucket is sorted when its first
+// position is taken; what is pushed after that turns the rest into a heap (ascending order is one already).
+class BucketQueue {
+ public:
+  explicit BucketQueue(size_t ranks) : buckets_(ranks), words_(ranks / 64 + 1), groups_(ranks / 4096 + 1) {}
+
+  bool empty() {
+    while (group_ < groups_.size() && groups_[group_] == 0) ++group_;
+    return group_ == groups_.size();
+  }
+  void push(Candidate candidate) {
+    Bucket& bucket = buckets_[candidate.rank];
+    if (bucket.state == State::kSorted) {
+      bucket.positions.erase(bucket.positions.begin(), bucket.positions.begin() + bucket.taken);
+      bucket.state = State::kHeap;
+    }
+    bucket.positions.push_back(candidate.position);
+    if (bucket.state == State::kHeap)
+      std::push_heap(bucket.positions.begin(), bucket.positions.end(), std::greater<>());
+    const size_t word = candidate.rank / 64, group = word / 64;
+    words_[word] |= uint64_t{1} << candidate.rank % 64;
+    groups_[group] |= uint64_t{1} << word % 64;
+    group_ = std::min(group_, group);
+  }
+  Candidate pop() {  // not when empty(), which also moves group_ to the first in use
+    const size_t word = group_ * 64 + static_cast<size_t>(std::countr_zero(groups_[group_]));
+    const size_t rank = word * 64 + static_cast<size_t>(std::countr_zero(words_[word]));
+    Bucket& bucket = buckets_[rank];
+    if (bucket.state == State::kFilling) {
+      if (!std::is_sorted(bucket.positions.begin(), bucket.positions.end()))
+        std::sort(bucket.positions.begin(), bucket.positions.end());
+      bucket.state = State::kSorted;
+      bucket.taken = 0;
+    }
+    Candidate candidate{static_cast<uint32_t>(rank), 0};
+    if (bucket.state == State::kSorted) {
+      candidate.position = bucket.positions[bucket.taken++];
+      if (bucket.taken < bucket.positions.size()) return candidate;
+    } else {
+      std::pop_heap(bucket.positions.begin(), bucket.positions.end(), std::greater<>());
+      candidate.position = bucket.positions.back();
+      bucket.positions.pop_back();
+      if (!bucket.positions.empty()) return candidate;
+    }
+    bucket = {};
+    words_[word] &= ~(uint64_t{1} << rank % 64);
+    if (words_[word] == 0) groups_[group_] &= ~(uint64_t{1} << word % 64);
+    return candidate;
+  }
+
+ private:
+  enum class State : uint8_t { kFilling, kSorted, kHeap };
+  struct Bucket {
+    std::vector<uint32_t> positions;
+    uint32_t taken = 0;  // of a sorted bucket
+    State state = State::kFilling;
+  };
+  std::vector<Bucket> buckets_;           // by rank
+  std::vector<uint64_t> words_, groups_;  // bits: ranks with a bucket in use; words that are not zero
+  size_t group_ = 0;                      // none below is in use
+};
+
+// Symbols linked by position. A queued candidate is stale when the pair that begins at its position has another rank by
+// now; ranks name pairs, so an equal rank is the same pair.
+class SymbolList {
+ public:
+  SymbolList(std::string_view bytes, const std::array<int32_t, 256>& byte_ids, const MergeTable& merges)
+      : merges_(merges), symbols_(bytes.size()) {
+    const auto count = static_cast<uint32_t>(bytes.size());
+    for (uint32_t i = 0; i < count; ++i) {
+      symbols_[i] = {byte_ids[static_cast<uint8_t>(bytes[i])], i - 1, i + 1 < count ? i + 1 : kEnd, MergeTable::kNone};
+    }
+  }
+
+  template <typename Queue>
+  void merge_all(Queue& queue) {
+    for (uint32_t i = 0; i < symbols_.size(); ++i) update(i, queue);
+    while (!queue.empty()) {
+      const Candidate candidate = queue.pop();
+      Symbol& symbol = symbols_[candidate.position];
+      if (symbol.rank != candidate.rank) continue;
+      symbol.id = merges_.result(candidate.rank);
+      Symbol& taken = symbols_[symbol.next];
+      taken.rank = MergeTable::kNone;
+      symbol.next = taken.next;
+      if (symbol.next != kEnd) symbols_[symbol.next].previous = candidate.position;
+      update(candidate.position, queue);
+      if (symbol.previous != kEnd) update(symbol.previous, queue);
+    }
+  }
+
+  void append_to(std::vector<int32_t>& ids) const {
+    for (uint32_t i = 0; i != kEnd; i = symbols_[i].next) ids.push_back(symbols_[i].id);
+  }
+
+ private:
+  static constexpr uint32_t kEnd = UINT32_MAX;
+  struct Symbol {
+    int32_t id;
+    uint32_t previous, next;
+    uint32_t rank;  // of the pair that begins here
+  };
+
+  // The pair at `position` is new: finds its rank and queues it.
+  template <typename Queue>
+  void update(uint32_t position, Queue& queue) {
+    Symbol& symbol = symbols_[position];
+    symbol.rank = symbol.next == kEnd ? MergeTable::kNone : merges_.rank(symbol.id, symbols_[symbol.next].id);
+    if (symbol.rank != MergeTable::kNone) queue.push({symbol.rank, position});
+  }
+
+  const MergeTable& merges_;
+  std::vector<Symbol> symbols_;
+};
+
 }  // namespace
 
 PieceTable::PieceTable(const std::vector<std::string>& pieces, const std::vector<bool>& included) {
@@ -113,51 +251,16 @@ void BytePairEncoder::encode_short(std::string_view bytes, std::vector<int32_t>&
   ids.insert(ids.end(), symbols.begin(), symbols.begin() + static_cast<ptrdiff_t>(count));
 }
 
-// A list of symbols linked by position, and a heap of (rank, position): an entry is stale when the pair that begins at
-// its position has another rank by now. Ranks name pairs, so an equal rank is the same pair.
 void BytePairEncoder::encode_long(std::string_view bytes, std::vector<int32_t>& ids) const {
-  const auto count = static_cast<uint32_t>(bytes.size());
-  struct Symbol {
-    int32_t id;
-    uint32_t previous, next, rank;
-  };
-  constexpr uint32_t kEnd = UINT32_MAX;
-  std::vector<Symbol> symbols(count);
-  std::vector<uint64_t> heap;
-  heap.reserve(count);
-  const auto pair_rank = [&](uint32_t i) {
-    return symbols[i].next == kEnd ? MergeTable::kNone : merges_.rank(symbols[i].id, symbols[symbols[i].next].id);
-  };
-  const auto entry = [&](uint32_t i) { return static_cast<uint64_t>(symbols[i].rank) << 32 | i; };
-  for (uint32_t i = 0; i < count; ++i)
-    symbols[i] = {byte_ids_[static_cast<uint8_t>(bytes[i])], i - 1, i + 1 < count ? i + 1 : kEnd, MergeTable::kNone};
-  for (uint32_t i = 0; i < count; ++i) {
-    symbols[i].rank = pair_rank(i);
-    if (symbols[i].rank != MergeTable::kNone) heap.push_back(entry(i));
+  SymbolList list(bytes, byte_ids_, merges_);
+  if (bytes.size() < bucket_bytes_) {
+    HeapQueue queue;
+    list.merge_all(queue);
+  } else {
+    BucketQueue queue(merges_.size());
+    list.merge_all(queue);
   }
-  std::make_heap(heap.begin(), heap.end(), std::greater<>());
-  const auto update = [&](uint32_t i) {
-    symbols[i].rank = pair_rank(i);
-    if (symbols[i].rank == MergeTable::kNone) return;
-    heap.push_back(entry(i));
-    std::push_heap(heap.begin(), heap.end(), std::greater<>());
-  };
-  while (!heap.empty()) {
-    std::pop_heap(heap.begin(), heap.end(), std::greater<>());
-    const auto rank = static_cast<uint32_t>(heap.back() >> 32);
-    const auto at = static_cast<uint32_t>(heap.back());
-    heap.pop_back();
-    Symbol& symbol = symbols[at];
-    if (symbol.rank != rank) continue;
-    symbol.id = merges_.result(rank);
-    Symbol& taken = symbols[symbol.next];
-    taken.rank = MergeTable::kNone;
-    symbol.next = taken.next;
-    if (symbol.next != kEnd) symbols[symbol.next].previous = at;
-    update(at);
-    if (symbol.previous != kEnd) update(symbol.previous);
-  }
-  for (uint32_t i = 0; i != kEnd; i = symbols[i].next) ids.push_back(symbols[i].id);
+  list.append_to(ids);
 }
 
 }  // namespace verbatim::text

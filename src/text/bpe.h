@@ -47,6 +47,7 @@ class MergeTable {
   explicit MergeTable(const std::vector<Merge>& merges);  // of equal pairs the last counts, as in `tokenizers`
   uint32_t rank(int32_t left, int32_t right) const;       // kNone if the pair does not merge
   int32_t result(uint32_t rank) const { return results_[rank]; }
+  size_t size() const { return results_.size(); }
 
  private:
   struct Slot {
@@ -61,8 +62,13 @@ class MergeTable {
 // equals. n log n in the number of bytes.
 class BytePairEncoder {
  public:
-  BytePairEncoder(const std::vector<Merge>& merges, const std::array<int32_t, 256>& byte_ids)
-      : merges_(merges), byte_ids_(byte_ids) {}
+  // From 32 KiB on, a bucket per rank, whose positions are walked in order, beats one heap, which no longer fits the
+  // cache. The result does not depend on it.
+  static constexpr size_t kBucketBytes = 32 << 10;
+
+  BytePairEncoder(const std::vector<Merge>& merges, const std::array<int32_t, 256>& byte_ids,
+                  size_t bucket_bytes = kBucketBytes)
+      : merges_(merges), byte_ids_(byte_ids), bucket_bytes_(bucket_bytes) {}
 
   void encode(std::string_view bytes, std::vector<int32_t>& ids) const;
 
@@ -72,6 +78,7 @@ class BytePairEncoder {
 
   MergeTable merges_;
   std::array<int32_t, 256> byte_ids_;
+  size_t bucket_bytes_;
 };
 
 }  // namespace verbatim::text
