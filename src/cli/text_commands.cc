@@ -2,6 +2,9 @@
 
 namespace verbatim::cli {
 
-void add_text_commands(CLI::App& app) { add_tokenize(app); }
+void add_text_commands(CLI::App& app) {
+  add_render(app);
+  add_tokenize(app);
+}
 
 }  // namespace verbatim::cli
