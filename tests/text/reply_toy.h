@@ -40,6 +40,10 @@ class ReplyToy {
     if (is_new) pieces_.push_back(bytes);
     return place->second;
   }
+  void forget_added() {
+    pieces_.resize(pieces_.size() - added_.size());
+    added_.clear();
+  }
   // Ordinary tokens, a byte each, tags included.
   std::vector<int32_t> plain(std::string_view text) const {
     std::vector<int32_t> ids;
