@@ -25,39 +25,40 @@ void attention_pool_key(const float* const* keys, const float* const* gates, con
   }
 }
 
-// Scores of kPools pools; four heads at a time.
+// Scores of kPools pools; a few heads at a time.
 template <class L, int kPools>
 inline void attention_score_pools(const float* q, const float* head_weights, int64_t heads, int64_t width,
                                   const float* pools, float* scores) {
   const float head_scale = 1.0f / __builtin_sqrtf(static_cast<float>(heads));
   const float width_scale = 1.0f / __builtin_sqrtf(static_cast<float>(width));
   const auto pool = [=](int j) { return pools + j * width; };
-  float dots[4][kPools];
-  int64_t head = 0;
-  const auto add = [&](int64_t count) {
-    for (int64_t i = 0; i < count; ++i, ++head) {
-      const float weight = head_weights[head] * head_scale;
+  constexpr int kHeads = kDotRows<L>;
+  float dots[kHeads][kPools] = {};
+  const auto add = [&](int64_t first, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      const float weight = head_weights[first + i] * head_scale;
       for (int j = 0; j < kPools; ++j) {
         const float scaled = dots[i][j] * width_scale;
         const float relu = scaled > 0.0f ? scaled : 0.0f;
-        scores[j] = head == 0 ? weight * relu : __builtin_fmaf(weight, relu, scores[j]);
+        scores[j] = first + i == 0 ? weight * relu : __builtin_fmaf(weight, relu, scores[j]);
       }
     }
   };
-  while (head + 4 <= heads) {
-    dot_tile<L, 4, kPools>(q + head * width, width, pool, width, dots[0], kPools);
-    add(4);
+  int64_t head = 0;
+  for (; head + kHeads <= heads; head += kHeads) {
+    dot_tile<L, kHeads, kPools>(q + head * width, width, pool, width, dots[0], kPools);
+    add(head, kHeads);
   }
-  while (head < heads) {
+  for (; head < heads; ++head) {
     dot_tile<L, 1, kPools>(q + head * width, width, pool, width, dots[0], kPools);
-    add(1);
+    add(head, 1);
   }
 }
 
 template <class L>
 void attention_score_pools(const float* q, const float* head_weights, int64_t heads, int64_t width, const float* pools,
                            int64_t count, float* scores) {
-  constexpr int kPools = kAccumulators<L> / 4;
+  constexpr int kPools = kDotRows<L>;
   int64_t j = 0;
   for (; j + kPools <= count; j += kPools)
     attention_score_pools<L, kPools>(q, head_weights, heads, width, pools + j * width, scores + j);
@@ -83,8 +84,7 @@ void attention_columns(const ColumnProduct& product) {
 // scores[h, j] = dot16(q_h, latents[j]) * scale for j < count; the row is filled to a multiple of 16 with -infinity.
 template <class L>
 inline void attention_scores(const Attend& attend, const float* const* latents, int64_t count, float* scores) {
-  constexpr int kHeads = kAccumulators<L> == 16 ? 4 : 2;
-  constexpr int kTokens = kAccumulators<L> / kHeads;
+  constexpr int kHeads = kDotRows<L>, kTokens = kDotRows<L>;
   const int64_t width = attend.latent_width;
   // A few latents stay in the nearest cache while all heads pass over them.
   int64_t j = 0;

@@ -1,14 +1,13 @@
 // Sparse attention and its pooled indexer on the CPU.
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <functional>
 #include <vector>
 
-#include "base/formats.h"
 #include "base/thread_pool.h"
 #include "ops/cpu/attention_kernels.h"
 #include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/products.h"
 #include "ops/cpu/scratch.h"
 
 namespace verbatim::ops::cpu {
@@ -209,37 +208,6 @@ void CpuOps::sparse_attention(const IndexShape& shape, int64_t heads, int64_t la
   });
 }
 
-namespace {
-
-using CodeTable = std::array<float, 256>;
-
-CodeTable make_e4m3_table() {
-  CodeTable table{};
-  for (int i = 0; i < 256; ++i) table[static_cast<size_t>(i)] = e4m3_to_float(static_cast<uint8_t>(i));
-  return table;
-}
-
-// Rows begin .. begin + count - 1 of a quantised matrix as float32 [count, columns]; NVFP4 without its matrix scale.
-void decode_rows(const Matrix& w, int64_t begin, int64_t count, float* out) {
-  static const CodeTable kE4m3 = make_e4m3_table();
-  for (int64_t i = 0; i < count; ++i, out += w.columns) {
-    const int64_t row = begin + i;
-    const auto* codes = reinterpret_cast<const uint8_t*>(w.data) + row * w.row_bytes;
-    if (w.form == WeightForm::kNvfp4) {
-      const uint8_t* scales = w.block_scale + row * w.block_scale_stride;
-      for (int64_t c = 0; c < w.columns; ++c) {
-        const uint8_t pair = codes[c / 2];
-        out[c] = e2m1_to_float(c % 2 == 0 ? pair & 15 : pair >> 4) * kE4m3[scales[(w.first_column_in_block + c) / 16]];
-      }
-    } else {
-      const float* scales = w.grid_scale + (w.grid_row + row) / 128 * w.grid_stride;
-      for (int64_t c = 0; c < w.columns; ++c) out[c] = kE4m3[codes[c]] * scales[(w.grid_column + c) / 128];
-    }
-  }
-}
-
-}  // namespace
-
 void CpuOps::absorb_queries(const Matrix& kv_b, int64_t heads, int64_t key_width, int64_t value_width, const float* q,
                             int64_t rows, float* out) {
   pool_.for_each(heads, 1, [&](int64_t begin, int64_t end) {
@@ -258,7 +226,10 @@ void CpuOps::absorb_queries(const Matrix& kv_b, int64_t heads, int64_t key_width
       if (kv_b.form == WeightForm::kNvfp4 || kv_b.form == WeightForm::kFp8Block) {
         struct DecodedScratch;
         float* decoded = thread_scratch<DecodedScratch>(key_width * kv_b.columns, "absorb_queries");
-        decode_rows(kv_b, first, key_width, decoded);
+        Matrix unscaled = kv_b;  // the matrix scale multiplies sums
+        unscaled.matrix_scale = 1.0f;
+        for (int64_t row = 0; row < key_width; ++row)
+          unpack_row(*kernels_.matmul, unscaled, first + row, decoded + row * kv_b.columns);
         product.weights = decoded;
         product.row_bytes = kv_b.columns * 4;
         if (kv_b.form == WeightForm::kNvfp4) product.scale = kv_b.matrix_scale;

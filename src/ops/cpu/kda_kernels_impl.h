@@ -36,27 +36,28 @@ void kda_decay(const float* f, const float* bias, float a_log, float lower, cons
   }
 }
 
-// key_dots[s] = sum_d k_t k_s exp(G_t - G_s) and query_dots[s] likewise with q_t, s <= t (exp(0) is 1 exactly).
-template <class L>
-inline void kda_row_dots(const KdaBlock& block, int64_t t, const float* q, float* key_dots, float* query_dots) {
+// Dots of row t, kRows rows s at a time: dots[s][0] = sum_d k_t k_s exp(G_t - G_s), dots[s][1] likewise with q_t.
+template <class L, int kRows>
+inline void kda_row_dots(const KdaBlock& block, int64_t t, const float* q, int64_t s, float (*dots)[2]) {
   const float* key = block.keys[t];
   const float* decay = block.decays[t];
-  for (int64_t s = 0; s <= t; ++s) {
-    float key_dot = 0.0f, query_dot = 0.0f;
-    for (int64_t begin = 0; begin < block.width; begin += kSumSlice) {
-      const int64_t end = begin + kSumSlice < block.width ? begin + kSumSlice : block.width;
-      L key_sum = L::zero(), query_sum = L::zero();
-      for (int64_t c = begin; c < end; c += 16) {
-        const L fade = exp<L>(L::load(decay + c) - L::load(block.decays[s] + c));
-        const L earlier = L::load(block.keys[s] + c);
-        key_sum = L::fma(L::load(key + c) * fade, earlier, key_sum);
-        query_sum = L::fma(L::load(q + c) * fade, earlier, query_sum);
+  for (int64_t begin = 0; begin < block.width; begin += kSumSlice) {
+    const int64_t end = begin + kSumSlice < block.width ? begin + kSumSlice : block.width;
+    L sums[kRows][2];
+    for (auto& row : sums) row[0] = row[1] = L::zero();
+    for (int64_t c = begin; c < end; c += 16) {
+      const L own = L::load(decay + c), k = L::load(key + c), asked = L::load(q + c);
+      for (int i = 0; i < kRows; ++i) {
+        const L fade = exp<L>(own - L::load(block.decays[s + i] + c));
+        const L earlier = L::load(block.keys[s + i] + c);
+        sums[i][0] = L::fma(k * fade, earlier, sums[i][0]);
+        sums[i][1] = L::fma(asked * fade, earlier, sums[i][1]);
       }
-      key_dot = begin == 0 ? L::sum(key_sum) : key_dot + L::sum(key_sum);
-      query_dot = begin == 0 ? L::sum(query_sum) : query_dot + L::sum(query_sum);
     }
-    key_dots[s] = key_dot;
-    query_dots[s] = query_dot;
+    float totals[4];
+    WeightLanes<L>::sum4(sums[0][0], sums[0][1], sums[kRows - 1][0], sums[kRows - 1][1]).get(totals);
+    for (int i = 0; i < kRows; ++i)
+      for (int j = 0; j < 2; ++j) dots[s + i][j] = begin == 0 ? totals[2 * i + j] : dots[s + i][j] + totals[2 * i + j];
   }
 }
 
@@ -79,8 +80,9 @@ void kda_rows(const KdaBlock& block) {
 
   for (int64_t i = 0; i < count; ++i) {
     const int64_t t = block.begin + i;
-    float key_dots[kKdaChunk], query_dots[kKdaChunk];
-    kda_row_dots<L>(block, t, block.q + i * width, key_dots, query_dots);
+    float dots[kKdaChunk][2];  // of s <= t (exp(0) is 1 exactly)
+    for (int64_t s = 0; s + 2 <= t + 1; s += 2) kda_row_dots<L, 2>(block, t, block.q + i * width, s, dots);
+    if (t % 2 == 0) kda_row_dots<L, 1>(block, t, block.q + i * width, t, dots);
     const L beta = sigmoid<L>(L::set1(block.beta_logit[i * block.beta_stride]));
     float* out = block.out + i * block.stride;
     for (int64_t c = 0; c < width; c += 16) {
@@ -88,12 +90,12 @@ void kda_rows(const KdaBlock& block) {
       L sum = L::load(products + (count + i) * width + c);
       for (int64_t s = 0; s < t; ++s) {
         const L value = L::load(block.values[s] + c);
-        rest = L::fnma(L::set1(key_dots[s]), value, rest);
-        sum = L::fma(L::set1(query_dots[s]), value, sum);
+        rest = L::fnma(L::set1(dots[s][0]), value, rest);
+        sum = L::fma(L::set1(dots[s][1]), value, sum);
       }
       const L value = beta * rest;
       value.store(block.values[t] + c);
-      L::fma(L::set1(query_dots[t]), value, sum).store(out + c);
+      L::fma(L::set1(dots[t][1]), value, sum).store(out + c);
     }
     const float mean = dot16<L>(out, out, width) / static_cast<float>(width);
     const L scale = L::set1(1.0f / __builtin_sqrtf(mean + block.norm_epsilon));
@@ -115,7 +117,7 @@ void kda_advance(const float* state, const float* const* keys, const float* cons
     for (int64_t s = 0; s < kKdaChunk; ++s)
       (L::load(keys[s] + c) * exp<L>(total - L::load(decays[s] + c))).store(scratch + s * width + c);
   }
-  constexpr int kWide = kAccumulators<L>;
+  constexpr int kWide = kAccumulators<L> == 16 ? 8 : 4;
   for (int64_t k = 0; k < width; ++k) {
     const L keep = L::set1(kept[k]);
     int64_t c = 0;

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "ops/cpu/weight_tables.h"
+
 namespace verbatim::ops::cpu {
 
 inline constexpr int64_t kSumSlice = 256;
@@ -17,6 +19,10 @@ inline constexpr int kAccumulators = 4;
 template <>
 inline constexpr int kAccumulators<Avx512Lanes> = 16;
 
+// A tile of dots: kDotRows rows with kDotRows vectors.
+template <class L>
+inline constexpr int kDotRows = kAccumulators<L> == 16 ? 4 : 2;
+
 // dots[i * dots_stride + j] = dot(a row i, b(j)) for kA rows of stride a_stride and kB vectors b(0), b(1), ...; n must
 // be a multiple of 16.
 template <class L, int kA, int kB, class B>
@@ -24,23 +30,27 @@ template <class L, int kA, int kB, class B>
                                             int64_t dots_stride) {
   for (int64_t begin = 0; begin < n; begin += kSumSlice) {
     const int64_t end = begin + kSumSlice < n ? begin + kSumSlice : n;
-    L sums[kA][kB];
-    for (auto& row : sums)
-      for (L& sum : row) sum = L::zero();
+    L sums[kA * kB];
+    for (L& sum : sums) sum = L::zero();
     for (int64_t k = begin; k < end; k += 16) {
       L right[kB];
       for (int j = 0; j < kB; ++j) right[j] = L::load(b(j) + k);
       for (int i = 0; i < kA; ++i) {
         const L left = L::load(a + i * a_stride + k);
-        for (int j = 0; j < kB; ++j) sums[i][j] = L::fma(left, right[j], sums[i][j]);
+        for (int j = 0; j < kB; ++j) sums[i * kB + j] = L::fma(left, right[j], sums[i * kB + j]);
       }
     }
-    for (int i = 0; i < kA; ++i) {
-      for (int j = 0; j < kB; ++j) {
-        float& dot = dots[i * dots_stride + j];
-        dot = begin == 0 ? L::sum(sums[i][j]) : dot + L::sum(sums[i][j]);
-      }
+    const auto take = [&](int index, float sum) {
+      float& dot = dots[index / kB * dots_stride + index % kB];
+      dot = begin == 0 ? sum : dot + sum;
+    };
+    int done = 0;
+    for (; done + 4 <= kA * kB; done += 4) {
+      float totals[4];
+      WeightLanes<L>::sum4(sums[done], sums[done + 1], sums[done + 2], sums[done + 3]).get(totals);
+      for (int j = 0; j < 4; ++j) take(done + j, totals[j]);
     }
+    for (; done < kA * kB; ++done) take(done, L::sum(sums[done]));
   }
 }
 
