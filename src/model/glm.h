@@ -148,6 +148,7 @@ class Workspace {
   Workspace(ops::Ops& ops, const Config& config, int64_t rows);
   static int64_t bytes(const Config& config, int64_t rows);
   int64_t rows() const { return rows_; }
+  int64_t allocated_bytes() const { return static_cast<int64_t>(block_.bytes()); }
 
   float* streams;  // [T, S, D]
   float* maps;     // [T, (2+S)*S]
