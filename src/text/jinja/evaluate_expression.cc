@@ -215,7 +215,7 @@ Value Evaluator::call_macro(const Callable& callable, const Arguments& arguments
   if (arguments.positional.size() > macro.parameters.size())
     fault(ErrorKind::kFormat, "the macro '{}' takes at most {} arguments, {} were given", macro.name,
           macro.parameters.size(), arguments.positional.size());
-  const OpenScope scope(*this, callable.scope);
+  const OpenScope scope(*this, callable.scope, macro.hidden);
   std::vector<const Value*> given(macro.parameters.size(), nullptr);
   for (size_t i = 0; i < arguments.positional.size(); ++i) given[i] = &arguments.positional[i];
   for (const auto& [name, value] : arguments.keywords) {

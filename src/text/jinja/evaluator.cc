@@ -23,17 +23,23 @@ void Scope::set(NameId name, Value value) {
   variables.emplace_back(name, std::move(value));
 }
 
-Evaluator::OpenScope::OpenScope(Evaluator& evaluator, Scope* parent)
+Evaluator::OpenScope::OpenScope(Evaluator& evaluator, Scope* parent, const Hidden& hidden)
     : evaluator_(evaluator), scope_(std::make_unique<Scope>()) {
   scope_->parent = parent;
+  evaluator.hide(*scope_, hidden);
 }
 
 Evaluator::OpenScope::~OpenScope() {
   if (scope_->captured) evaluator_.captured_scopes_.push_back(std::move(scope_));
 }
 
+void Evaluator::hide(Scope& scope, const Hidden& hidden) {
+  for (const NameId name : hidden)
+    scope.set(name, Value::undefined(fmt::format("'{}' is undefined", body_.names[name])));
+}
+
 Text Evaluator::run(Scope& context) {
-  const OpenScope scope(*this, &context);
+  const OpenScope scope(*this, &context, body_.hidden);
   Text out;
   execute(body_.body, *scope, out);
   return out;
@@ -72,7 +78,7 @@ Evaluator::Flow Evaluator::execute(const Statement& statement, Scope& scope, Tex
     case Statement::Kind::kFor: return execute_for(statement, scope, out);
     case Statement::Kind::kSet: assign(statement.target, evaluate(*statement.expression, scope), scope); break;
     case Statement::Kind::kSetBlock: {
-      Value text = block_text(statement.body, scope);
+      Value text = block_text(statement, scope);
       if (statement.expression != nullptr) text = through_filters(*statement.expression, std::move(text), scope);
       assign(statement.target, text, scope);
       break;
@@ -80,10 +86,10 @@ Evaluator::Flow Evaluator::execute(const Statement& statement, Scope& scope, Tex
     case Statement::Kind::kMacro: define_macro(statement, scope); break;
     case Statement::Kind::kWith: return execute_with(statement, scope, out);
     case Statement::Kind::kFilterBlock:
-      emit(out, to_text(meter_, through_filters(*statement.expression, block_text(statement.body, scope), scope)));
+      emit(out, to_text(meter_, through_filters(*statement.expression, block_text(statement, scope), scope)));
       break;
     case Statement::Kind::kScope: {
-      const OpenScope inner(*this, &scope);
+      const OpenScope inner(*this, &scope, statement.hidden);
       return execute(statement.body, *inner, out);
     }
     case Statement::Kind::kBreak: return Flow::kBreak;
@@ -130,6 +136,7 @@ Evaluator::Flow Evaluator::execute_for(const Statement& statement, Scope& scope,
     }
     loop->index0 = rounds++;
     inner->variables.clear();
+    hide(*inner, statement.hidden);
     if (loop_name != body_.names.end()) inner->set(static_cast<NameId>(loop_name - body_.names.begin()), loop);
     assign(statement.target, item, *inner);
     const Flow flow = execute(statement.body, *inner, out);
@@ -141,12 +148,12 @@ Evaluator::Flow Evaluator::execute_for(const Statement& statement, Scope& scope,
   loop->last_changed.clear();
   loop->index0 = 0;
   if (completed || statement.otherwise.empty()) return Flow::kNext;
-  const OpenScope other(*this, &scope);
+  const OpenScope other(*this, &scope, statement.hidden_otherwise);
   return execute(statement.otherwise, *other, out);
 }
 
 Evaluator::Flow Evaluator::execute_with(const Statement& statement, Scope& scope, Text& out) {
-  const OpenScope inner(*this, &scope);
+  const OpenScope inner(*this, &scope, statement.hidden);
   for (const auto& [target, expression] : statement.bindings) assign(target, evaluate(*expression, scope), *inner);
   return execute(statement.body, *inner, out);
 }
@@ -161,10 +168,10 @@ void Evaluator::define_macro(const Statement& statement, Scope& scope) {
   scope.set(statement.name, std::make_shared<const Callable>(std::move(macro)));
 }
 
-Text Evaluator::block_text(const Block& block, Scope& scope) {
-  const OpenScope inner(*this, &scope);
+Text Evaluator::block_text(const Statement& statement, Scope& scope) {
+  const OpenScope inner(*this, &scope, statement.hidden);
   Text text;
-  execute(block, *inner, text);
+  execute(statement.body, *inner, text);
   return text;
 }
 

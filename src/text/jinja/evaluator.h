@@ -35,7 +35,7 @@ class Evaluator {
   // Opens a scope for the time of a call; keeps it alive until the end of the rendering when a macro captured it.
   class OpenScope {
    public:
-    OpenScope(Evaluator& evaluator, Scope* parent);
+    OpenScope(Evaluator& evaluator, Scope* parent, const Hidden& hidden = {});
     ~OpenScope();
     OpenScope(const OpenScope&) = delete;
     OpenScope& operator=(const OpenScope&) = delete;
@@ -53,8 +53,9 @@ class Evaluator {
   Flow execute_for(const Statement& statement, Scope& scope, Text& out);
   Flow execute_with(const Statement& statement, Scope& scope, Text& out);
   void define_macro(const Statement& statement, Scope& scope);
-  Text block_text(const Block& block, Scope& scope);
+  Text block_text(const Statement& statement, Scope& scope);
   Value through_filters(const Expression& filters, Value text, Scope& scope);
+  void hide(Scope& scope, const Hidden& hidden);
   void assign(const Target& target, const Value& value, Scope& scope);
   void emit(Text& out, const Text& text);
 

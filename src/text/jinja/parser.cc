@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "text/jinja/hidden_names.h"
+
 namespace verbatim::text::jinja {
 
 Parser::Level::Level(Parser& parser) : parser_(parser) {
@@ -317,6 +319,7 @@ Target Parser::to_target(const Expression& expression) const {
 TemplateBody Parser::parse() {
   line_ = 1;
   body_.body = parse_until({});
+  find_hidden_names(body_);
   return std::move(body_);
 }
 

@@ -71,10 +71,15 @@ struct Target {
 struct Statement;
 using Block = std::vector<Statement>;
 
+// Names that are undefined in a scope until they are set there, even when the inputs have a variable of that name (see
+// hidden_names.h).
+using Hidden = std::vector<NameId>;
+
 struct MacroNode {
   std::string name;
   std::vector<std::pair<NameId, ExpressionPtr>> parameters;  // with the default, or null
   Block body;
+  Hidden hidden;
 };
 
 struct Branch {
@@ -110,11 +115,14 @@ struct Statement {
   Block body;
   Block otherwise;
   std::unique_ptr<MacroNode> macro;
+  Hidden hidden;            // in body
+  Hidden hidden_otherwise;  // in otherwise
 };
 
 struct TemplateBody {
   std::vector<std::string> names;
   Block body;
+  Hidden hidden;
 };
 
 // Faults on what is wrong or not supported; `line` is then the line where.
