@@ -393,9 +393,16 @@ void parse_vision(Fields& fields, int64_t text_hidden, VisionConfig& vision) {
   fields.ignore({"model_type", "image_size", "attention_dropout", "initializer_range", "dtype", "torch_dtype"});
 }
 
+constexpr int kMaxDepth = 64;
+
 json parse_json(std::string_view text, const std::string& where) {
+  // Printing a value in a message recurses, so depth is bounded while parsing, which does not.
+  auto bounded = [&](int depth, json::parse_event_t, json&) {
+    if (depth > kMaxDepth) fail(ErrorKind::kFormat, where, "JSON nested past {} levels; expected a config", kMaxDepth);
+    return true;
+  };
   try {
-    return json::parse(text);
+    return json::parse(text, bounded);
   } catch (const json::exception& error) {
     fail(ErrorKind::kFormat, where, "not valid JSON: {}", error.what());
   }

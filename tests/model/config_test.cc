@@ -152,6 +152,18 @@ TEST(Config, RefusesWhatIsNotAnObject) {
     EXPECT_THROW(parse_config(text, "config.json"), Error) << text;
 }
 
+TEST(Config, RefusesDeepNesting) {
+  const std::string deep(100000, '[');
+  EXPECT_THROW(parse_config("{\"x\":" + deep, "config.json"), Error);
+  const std::string closed = std::string(100000, '[') + std::string(100000, ']');
+  try {
+    parse_config("{\"x\":" + closed + "}", "config.json");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("nested past 64 levels"), std::string::npos) << error.what();
+  }
+}
+
 TEST(Config, GenerationConfigOverridesEndTokens) {
   Config c = parse_config(fixture("bf16"), "c");
   apply_generation_config(c, R"({"eos_token_id": 7})", "g");
