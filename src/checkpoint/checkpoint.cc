@@ -147,7 +147,6 @@ void Checkpoint::add_shard(const fs::path& file) {
   const auto shard = static_cast<uint32_t>(shards_.size());
   shards_.push_back({file, MappedFile(file)});
   Header header = parse_header(shards_.back().file.bytes(), file.string());
-  raw_.reserve(raw_.size() + header.tensors.size());
   for (HeaderTensor& tensor : header.tensors) {
     payload_bytes_ += tensor.end - tensor.begin;
     raw_.push_back(

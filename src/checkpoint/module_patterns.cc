@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "checkpoint/names.h"
 
@@ -66,16 +67,30 @@ bool glob_matches(std::string_view glob, std::string_view text) {
 void ModulePatterns::add(std::string_view pattern) {
   all_.emplace_back(pattern);
   if (pattern.starts_with("re:")) {
-    if (std::optional<std::string> glob = glob_of_regex(pattern.substr(3))) globs_.push_back(*std::move(glob));
+    if (std::optional<std::string> glob = glob_of_regex(pattern.substr(3))) add_glob(*std::move(glob));
     return;
   }
   if (pattern.find('*') != std::string_view::npos)
-    globs_.push_back(canonical_pattern(pattern));
+    add_glob(canonical_pattern(pattern));
   else
     names_.insert(canonical_pattern(pattern));
 }
 
+void ModulePatterns::add_glob(std::string glob) {
+  if (glob.find('*') != glob.size() - 1) {
+    globs_.push_back(std::move(glob));
+    return;
+  }
+  glob.pop_back();
+  prefix_lengths_.insert(glob.size());
+  prefixes_.insert(std::move(glob));
+}
+
 bool ModulePatterns::matches(std::string_view module) const {
+  for (const size_t length : prefix_lengths_) {
+    if (length > module.size()) break;
+    if (prefixes_.contains(std::string(module.substr(0, length)))) return true;
+  }
   if (any_ancestor(module, [&](std::string_view name) { return names_.contains(std::string(name)); })) return true;
   return std::any_of(globs_.begin(), globs_.end(), [&](const std::string& glob) { return glob_matches(glob, module); });
 }

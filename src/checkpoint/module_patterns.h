@@ -1,6 +1,7 @@
 // Module patterns of quantisation metadata.
 #pragma once
 
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -22,8 +23,11 @@ class ModulePatterns {
   const std::unordered_set<std::string>& plain_names() const { return names_; }
 
  private:
+  void add_glob(std::string glob);
+
   std::vector<std::string> all_, globs_;
-  std::unordered_set<std::string> names_;
+  std::unordered_set<std::string> names_, prefixes_;  // a prefix is a glob whose only `*` is its last character
+  std::set<size_t> prefix_lengths_;
 };
 
 // Whether `glob`, in which `*` stands for any run of characters, covers all of `text`.

@@ -168,26 +168,25 @@ std::vector<uint32_t> indices_by_name(const std::vector<HeaderTensor>& tensors) 
 void check_layout(Header& header, uint64_t file_bytes, const std::string& where) {
   const uint64_t data_bytes = file_bytes - header.data_begin;
   for (HeaderTensor& tensor : header.tensors) {
-    const std::string name = quote_name(tensor.name);
     if (tensor.begin > tensor.end)
-      fail(ErrorKind::kFormat, where, "tensor {}: data_offsets [{}, {}] are out of order; expected begin <= end", name,
-           tensor.begin, tensor.end);
+      fail(ErrorKind::kFormat, where, "tensor {}: data_offsets [{}, {}] are out of order; expected begin <= end",
+           quote_name(tensor.name), tensor.begin, tensor.end);
     if (tensor.end > data_bytes)
       fail(ErrorKind::kFormat, where,
            "tensor {}: data_offsets [{}, {}] end past the {} bytes of data in the file (expected a file of at least {} "
            "bytes, found {}); perhaps an incomplete download or copy",
-           name, tensor.begin, tensor.end, data_bytes,
+           quote_name(tensor.name), tensor.begin, tensor.end, data_bytes,
            tensor.end > std::numeric_limits<uint64_t>::max() - header.data_begin ? std::numeric_limits<uint64_t>::max()
                                                                                  : header.data_begin + tensor.end,
            file_bytes);
     const std::optional<uint64_t> expected = checked_bytes(tensor.dtype, tensor.shape);
     if (!expected)
-      fail(ErrorKind::kFormat, where, "tensor {}: shape {} of {} overflows; expected a size below 2^63 bytes", name,
-           tensor.shape.text(), dtype_name(tensor.dtype));
+      fail(ErrorKind::kFormat, where, "tensor {}: shape {} of {} overflows; expected a size below 2^63 bytes",
+           quote_name(tensor.name), tensor.shape.text(), dtype_name(tensor.dtype));
     if (*expected != tensor.end - tensor.begin)
-      fail(ErrorKind::kFormat, where, "tensor {}: data_offsets [{}, {}] hold {} bytes; expected {} for {} {}", name,
-           tensor.begin, tensor.end, tensor.end - tensor.begin, *expected, dtype_name(tensor.dtype),
-           tensor.shape.text());
+      fail(ErrorKind::kFormat, where, "tensor {}: data_offsets [{}, {}] hold {} bytes; expected {} for {} {}",
+           quote_name(tensor.name), tensor.begin, tensor.end, tensor.end - tensor.begin, *expected,
+           dtype_name(tensor.dtype), tensor.shape.text());
   }
   std::sort(header.tensors.begin(), header.tensors.end(), [](const HeaderTensor& a, const HeaderTensor& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
