@@ -38,8 +38,9 @@ struct ProductTask {
 };
 
 struct MatmulKernels {
-  // Rows that `product` takes at a time; more are better served by `decode` and the slice kernels.
+  // Rows that `product` takes at a time, and rows up to which calling it again beats `decode` and the slice kernels.
   int direct_rows;
+  int direct_limit;
   // True if product[NVFP4] wants activations reordered inside each group of 16 by `permute`.
   bool permutes_nvfp4;
   void (*permute)(const float* x, int64_t columns, float* to);

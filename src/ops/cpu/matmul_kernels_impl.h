@@ -89,7 +89,7 @@ void product_tile(const ProductTask& task, int skip) {
     for (int64_t column = 0; column < task.part_columns; column += kSliceColumns) {
       const int64_t left = task.part_columns - column;
       const int64_t first = column / kGroupColumns;
-      const int64_t last = first + (left < kSliceColumns ? left : kSliceColumns) / kGroupColumns;
+      const int64_t last = first + left / kGroupColumns;
       // The outputs of the next tile follow in memory.
       for (int o = 0; o < kO; ++o)
         for (int64_t byte = 0; byte < Weights::kSliceBytes; byte += 64)
@@ -97,13 +97,19 @@ void product_tile(const ProductTask& task, int skip) {
                              column / kSliceColumns * Weights::kSliceBytes + byte);
       L lanes[kO * kR];
       for (L& lane : lanes) lane = L::zero();
-      for (int64_t i = first; i < last; ++i) {
+      const auto step = [&](int64_t i) __attribute__((always_inline)) {
         L group[kO];
         for (int o = 0; o < kO; ++o) group[o] = weights[o].group(i);
         for (int r = 0; r < kR; ++r) {
           const L activations = L::load(x[r] + kGroupColumns * i);
           for (int o = 0; o < kO; ++o) lanes[r * kO + o] = L::fma(group[o], activations, lanes[r * kO + o]);
         }
+      };
+      if (left >= kSliceColumns) {
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < kSliceColumns / kGroupColumns; ++i) step(first + i);
+      } else {
+        for (int64_t i = first; i < last; ++i) step(i);
       }
       for (int f = 0; f < kFours; ++f) {
         const Sums slice = sum_of_four<L, Weights::kPermutedOrder>(lanes + 4 * f);
@@ -254,6 +260,7 @@ template <class L>
 constexpr MatmulKernels make_matmul_kernels() {
   return {
       WeightLanes<L>::kDirectRows,
+      WeightLanes<L>::kDirectLimit,
       WeightLanes<L>::kPermutes,
       permute<L>,
       {product<L, Bf16Weights<L>>, product<L, F32Weights<L>>, product<L, Nvfp4Weights<L>>, product<L, Fp8Weights<L>>},

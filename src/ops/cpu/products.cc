@@ -71,7 +71,7 @@ struct Piece {
 };
 
 bool is_direct(const MatmulKernels& kernels, const Job& job) {
-  return job.x.rows != nullptr && job.walk.whole_groups && job.x.count <= kernels.direct_rows;
+  return job.x.rows != nullptr && job.walk.whole_groups && job.x.count <= kernels.direct_limit;
 }
 
 // Where a piece's sums of parts go until they are added.
@@ -84,8 +84,6 @@ void run_direct(const MatmulKernels& kernels, const Piece& piece, const Destinat
   const Job& job = *piece.job;
   ProductTask task;
   task.weights = job.walk.view;
-  task.x = job.x.rows;
-  task.rows = static_cast<int>(job.x.count);
   task.part_columns = job.walk.part_columns;
   task.parts = job.walk.parts;
   task.scale = job.walk.scale;
@@ -94,8 +92,12 @@ void run_direct(const MatmulKernels& kernels, const Piece& piece, const Destinat
   for (int64_t o = piece.begin; o < piece.end; o += kTileOutputs) {
     task.first_output = o;
     task.outputs = static_cast<int>(std::min<int64_t>(kTileOutputs, piece.end - o));
-    task.y = to.y + (o - piece.begin);
-    kernels.product[static_cast<size_t>(job.walk.matrix->form)](task);
+    for (int64_t r = 0; r < job.x.count; r += kernels.direct_rows) {
+      task.x = job.x.rows + r;
+      task.rows = static_cast<int>(std::min<int64_t>(kernels.direct_rows, job.x.count - r));
+      task.y = to.y + r * to.row_stride + (o - piece.begin);
+      kernels.product[static_cast<size_t>(job.walk.matrix->form)](task);
+    }
   }
 }
 
@@ -231,7 +233,7 @@ void round_to_nvfp4(const float* x, int64_t columns, int64_t first_column_in_blo
 Activations Preparation::add(const Walk& walk, std::span<const float* const> rows) {
   const Matrix& w = *walk.matrix;
   const auto count = static_cast<int64_t>(rows.size());
-  const bool direct = walk.whole_groups && count <= kernels_.direct_rows;
+  const bool direct = walk.whole_groups && count <= kernels_.direct_limit;
   const bool permuted = direct && kernels_.permutes_nvfp4 && w.form == WeightForm::kNvfp4;
   const int form = permuted ? 1 : !direct && count >= kPanelRowsFrom ? 2 : 0;
   for (auto it = requests_.rbegin(); it != requests_.rend(); ++it) {

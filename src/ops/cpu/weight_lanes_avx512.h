@@ -14,6 +14,7 @@ template <>
 struct WeightLanes<Avx512Lanes> {
   using L = Avx512Lanes;
   static constexpr int kDirectRows = 4;
+  static constexpr int kDirectLimit = 8;
   static constexpr int kOutputs = 4;
   static constexpr int kPanelOutputs = 8;
   static constexpr int kPanels = 2;

@@ -12,6 +12,7 @@ template <>
 struct WeightLanes<PlainLanes> {
   using L = PlainLanes;
   static constexpr int kDirectRows = 4;
+  static constexpr int kDirectLimit = 4;
   static constexpr int kOutputs = 4;       // outputs a tile of several rows
   static constexpr int kPanelOutputs = 4;  // outputs a tile of panels
   static constexpr int kPanels = 1;
