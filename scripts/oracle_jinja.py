@@ -187,7 +187,12 @@ def compare(name, expected, answers, tasks, may_refuse=False):
 
 def check(arguments):
     wrong = 0
-    templates = TEMPLATES + [pathlib.Path(t) for t in arguments.template]
+    templates = list(TEMPLATES)
+    for path in map(pathlib.Path, arguments.template):
+        if path.exists():
+            templates.append(path)
+        else:
+            print(f"skipped: {path} is not there")
     for path in templates:
         source = path.read_text()
         conversations = Conversations(arguments.seed)

@@ -97,9 +97,16 @@ Value missing(const Value& value, std::string_view name) {
 
 // The index as Python counts it: from the end when negative. None when outside.
 std::optional<size_t> position(int64_t index, size_t size) {
-  if (index < 0) index += static_cast<int64_t>(size);
-  if (index < 0 || index >= static_cast<int64_t>(size)) return std::nullopt;
-  return static_cast<size_t>(index);
+  if (index >= 0) return static_cast<size_t>(index) < size ? std::optional(static_cast<size_t>(index)) : std::nullopt;
+  const uint64_t from_end = uint64_t{0} - static_cast<uint64_t>(index);
+  return from_end <= size ? std::optional(size - from_end) : std::nullopt;
+}
+
+// len() of a range; Python too has no longer ones.
+int64_t range_length(const Range& range) {
+  if (range.size() > static_cast<size_t>(INT64_MAX))
+    fault(ErrorKind::kCapacity, "the length of a range does not fit in 64 bits");
+  return static_cast<int64_t>(range.size());
 }
 
 // What Python's value[key] finds; none for TypeError and LookupError.
@@ -170,7 +177,7 @@ Value get_slice(Meter& meter, const Value& value, const Value& start, const Valu
   const int64_t stride = step.is_none() ? 1 : step.integer();
   if (stride == 0) fault(ErrorKind::kFormat, "a slice's step cannot be zero");
   const size_t size = text != nullptr ? text->characters() : range != nullptr ? range->size() : sequence->items.size();
-  const int64_t count = static_cast<int64_t>(size);
+  const int64_t count = range != nullptr ? range_length(*range) : static_cast<int64_t>(size);
   // Python's slice.indices().
   const int64_t lowest = stride > 0 ? 0 : -1;
   const int64_t highest = stride > 0 ? count : count - 1;
@@ -261,7 +268,7 @@ std::optional<int64_t> length(const Value& value) {
   if (value.is_undefined()) return 0;
   if (const Text* text = value.as_text()) return static_cast<int64_t>(text->characters());
   if (const Dict* dict = value.as_dict()) return static_cast<int64_t>(dict->items.size());
-  if (const Range* range = value.as_range()) return static_cast<int64_t>(range->size());
+  if (const Range* range = value.as_range()) return range_length(*range);
   if (const Loop* loop = value.as_loop()) return static_cast<int64_t>(loop->items.size());
   if (const Sequence* sequence = value.as_sequence(); sequence && sequence->kind != Sequence::Kind::kIterator)
     return static_cast<int64_t>(sequence->items.size());
