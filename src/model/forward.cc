@@ -38,10 +38,10 @@ void mlp(const Pass& pass, const Mlp& w) {
 }  // namespace
 
 // Sparse attention (NoPE MLA with pooled indexer): input [T, D] -> output [T, D].
-void sparse_attention(const Pass& pass, const SparseAttention& w, const ops::LatentCache& cache, bool keep_selection) {
+void sparse_attention(const Pass& pass, const SparseAttention& w, const ops::LatentCache& cache, ops::IndexShape index,
+                      bool keep_selection) {
   auto& [ops, model, spans, rows, space] = pass;
   const Config& c = model.config;
-  const ops::IndexShape index = index_shape(c);
   const int64_t queries = c.heads * c.key_width, values = c.heads * c.value_width;
   const int64_t index_queries = c.index_heads * c.index_width;
   auto& s = space.sparse;
@@ -117,7 +117,7 @@ void forward(ops::Ops& ops, const Model& model, const State& state, std::span<co
     if (layer.mixer == MixerKind::kLinear)
       linear_attention(pass, layer.linear, state.linear[linear++]);
     else
-      sparse_attention(pass, layer.sparse, state.sparse[sparse++], false);
+      sparse_attention(pass, layer.sparse, state.sparse[sparse++], index_shape(c), false);
     ops.hyper_leave(hyper, space.maps, space.output, rows, space.streams);
 
     ops.hyper_enter(hyper, layer.ffn_site.hyper, layer.ffn_site.norm, space.streams, rows, space.maps, space.input);

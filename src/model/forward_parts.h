@@ -23,7 +23,7 @@ inline constexpr float kIndexNormEpsilon = 1e-6f;
 inline float attention_scale(const Config& config) { return 1.0f / std::sqrt(static_cast<float>(config.key_width)); }
 
 void sparse_attention(const Pass& pass, const SparseAttention& weights, const ops::LatentCache& cache,
-                      bool keep_selection);
+                      ops::IndexShape index, bool keep_selection);
 void moe(const Pass& pass, const Moe& weights);
 
 // Throws Error(kUsage) unless the spans cover the ids' rows in order and all is in range.

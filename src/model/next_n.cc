@@ -25,7 +25,9 @@ void next_n(ops::Ops& ops, const Model& model, const State& state, std::span<con
   ops.matmul(w.project, space.joined, 2 * D, rows, 1, x, D);
 
   ops.rms_norm(x, D, w.attention_norm, c.norm_epsilon, rows, D, space.input, D);
-  sparse_attention(pass, w.sparse, state.sparse.back(), keep_selection);
+  ops::IndexShape index = index_shape(c);
+  index.storage_shift = 1;
+  sparse_attention(pass, w.sparse, state.sparse.back(), index, keep_selection);
   ops.add(space.output, rows * D, x);
 
   ops.rms_norm(x, D, w.ffn_norm, c.norm_epsilon, rows, D, space.input, D);

@@ -130,6 +130,9 @@ struct IndexShape {
   int64_t heads = 0, width = 0;    // index heads and their width
   int64_t pool = 4, top = 2048;    // tokens a pool, tokens selected (top / pool pools)
   bool always_select_tail = true;  // the query sees the tokens that belong to no complete pool
+  // 0, or 1 for a layer whose row at position p also depends on token p + 1 (the next-n layer): then token p is stored
+  // where token p + 1 would be, and pool j where pool j + 1 would be, so that a page depends on its own tokens alone.
+  int64_t storage_shift = 0;
   int64_t budget_pools() const { return top / pool; }
   int64_t tail_ring() const { return pool + kWindowRows; }
 };
@@ -227,7 +230,8 @@ class Ops {
   // the carried state, output norm and gate. out [rows, heads * width]. One routine for prompt, decode and
   // verification. First S is advanced to the last chunk boundary at or before span.position, then row by row; S is
   // stored at boundaries up to state_position_after(span) and advanced on the side past it. Rows are written to the
-  // rings, so that taking back rows is truncation. A span at position 0 starts from S = 0, whatever the slot held.
+  // rings, so that taking back rows is truncation. A span of no rows with
+  // certain = 1 only advances S. A span at position 0 starts from S = 0, whatever the slot held.
   // Order: dots over the key width are dot16 with fma(k_t * exp(G_t - G_s), k_s); products with S walk the key channels
   // ascending (column, of k_t * exp(G_t)); v_new_t = beta * r, where r = v_t - product, then less dot * v_new_s (fused)
   // for s = 0, 1, ...; o_t = product, then plus dot * v_new_s (fused) up to s = t; S <- exp(G_C) S + sum_s

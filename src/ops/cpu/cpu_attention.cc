@@ -31,10 +31,13 @@ int64_t complete_pools(const IndexShape& shape, int64_t position) { return (posi
 // Pools are counted from the sequence's first token; a page holds whole ones.
 float* pool_key(const IndexShape& shape, const LatentCache& cache, const Span& span, int64_t pool) {
   const int64_t page_pools = kPageTokens / shape.pool;
+  pool += shape.storage_shift;
   return cache.pools + (span.pages[pool / page_pools] * page_pools + pool % page_pools) * shape.width;
 }
 
-float* latent_row(const LatentCache& cache, const Span& span, int64_t position, int64_t latent_width) {
+float* latent_row(const IndexShape& shape, const LatentCache& cache, const Span& span, int64_t position,
+                  int64_t latent_width) {
+  position += shape.storage_shift;
   return cache.latents + (span.pages[position / kPageTokens] * kPageTokens + position % kPageTokens) * latent_width;
 }
 
@@ -50,7 +53,7 @@ void CpuOps::append_latents(const IndexShape& shape, int64_t latent_width, const
     std::vector<const float*> pointers(static_cast<size_t>(2 * shape.pool));
     for (int64_t r = begin; r < end; ++r) {
       const auto& [span, row, position] = rows[static_cast<size_t>(r)];
-      std::copy_n(latents + row * latent_width, latent_width, latent_row(cache, *span, position, latent_width));
+      std::copy_n(latents + row * latent_width, latent_width, latent_row(shape, cache, *span, position, latent_width));
       if ((position + 1) % shape.pool != 0) continue;
       for (int64_t i = 0; i < shape.pool; ++i) {
         const int64_t token = position + 1 - shape.pool + i;
@@ -135,7 +138,7 @@ void CpuOps::select_pools(const IndexShape& shape, const float* q, const float* 
       for (end = begin + 1; end < next && end - begin < kRows; ++end)
         if (scored[static_cast<size_t>(end)].span != scored[static_cast<size_t>(begin)].span) break;
       const int64_t pools = complete_pools(shape, scored[static_cast<size_t>(end - 1)].position);
-      for (int64_t page = 0; page * page_pools < pools; page += kPages)
+      for (int64_t page = 0; page * page_pools < pools + shape.storage_shift; page += kPages)
         pieces.push_back({static_cast<size_t>(begin), static_cast<size_t>(end - begin), page});
     }
     struct ScoreScratch;
@@ -146,8 +149,9 @@ void CpuOps::select_pools(const IndexShape& shape, const float* q, const float* 
         for (int64_t page = piece.page; page < piece.page + kPages; ++page) {
           for (size_t j = piece.first; j < piece.first + piece.rows; ++j) {
             const auto& [span, row, position] = scored[j];
-            const int64_t pool = page * page_pools;
-            const int64_t count = std::min(page_pools, complete_pools(shape, position) - pool);
+            const int64_t pool = std::max<int64_t>(page * page_pools - shape.storage_shift, 0);
+            const int64_t stop = (page + 1) * page_pools - shape.storage_shift;
+            const int64_t count = std::min(stop, complete_pools(shape, position)) - pool;
             if (count <= 0) continue;
             kernels_.attention->score_pools(q + row * q_stride, head_weights + row * shape.heads, shape.heads,
                                             shape.width, pool_key(shape, cache, *span, pool), count,
@@ -185,12 +189,12 @@ void CpuOps::sparse_attention(const IndexShape& shape, int64_t heads, int64_t la
       visible.clear();
       for (int64_t j = 0; j < selection.counts[row]; ++j) {
         const int64_t token = int64_t{selection.pools[row * shape.budget_pools() + j]} * shape.pool;
-        const float* latent = latent_row(cache, *span, token, latent_width);
-        for (int64_t k = 0; k < shape.pool; ++k) visible.push_back(latent + k * latent_width);
+        for (int64_t k = 0; k < shape.pool; ++k)
+          visible.push_back(latent_row(shape, cache, *span, token + k, latent_width));
       }
       if (shape.always_select_tail)
         for (int64_t token = complete_pools(shape, position) * shape.pool; token <= position; ++token)
-          visible.push_back(latent_row(cache, *span, token, latent_width));
+          visible.push_back(latent_row(shape, cache, *span, token, latent_width));
 
       const int64_t first_head = i % row_pieces * piece_heads;
       Attend attend;
