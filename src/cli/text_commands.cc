@@ -3,6 +3,7 @@
 namespace verbatim::cli {
 
 void add_text_commands(CLI::App& app) {
+  add_chat(app);
   add_render(app);
   add_tokenize(app);
 }

@@ -2,52 +2,15 @@
 
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
 #include "base/error.h"
+#include "tests/text/byte_tokenizer.h"
 #include "text/reply_parser.h"
-#include "text/tokenizer.h"
-#include "text/utf8.h"
 
 namespace verbatim::text {
 namespace {
 
-// A piece a byte and these added tokens; the names with a bar are special.
-Tokenizer tokenizer_with(const std::vector<std::string>& added) {
-  using nlohmann::json;
-  json vocabulary = json::object();
-  int32_t next = 0;
-  char32_t unprintable = 0x100;
-  for (char32_t byte = 0; byte < 256; ++byte) {
-    const bool itself = (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
-    std::string character;
-    append_utf8(character, itself ? byte : unprintable++);
-    vocabulary[character] = next++;
-  }
-  json tokens = json::array();
-  for (const std::string& content : added)
-    tokens.push_back({{"id", next++},
-                      {"content", content},
-                      {"single_word", false},
-                      {"lstrip", false},
-                      {"rstrip", false},
-                      {"normalized", false},
-                      {"special", content.find('|') != std::string::npos}});
-  const json byte_level = {
-      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
-  const json file = {{"version", "1.0"},
-                     {"added_tokens", tokens},
-                     {"pre_tokenizer", byte_level},
-                     {"decoder", byte_level},
-                     {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", json::array()}}}};
-  return Tokenizer::parse(file.dump(), "test");
-}
-
-const std::vector<std::string> kAll = {"<|user|>",     "<|assistant|>", "<think>",    "</think>",    "<tool_call>",
-                                       "</tool_call>", "<arg_key>",     "</arg_key>", "<arg_value>", "</arg_value>"};
-
 TEST(ReplyVocabulary, FindsTheTagsByContent) {
-  const Tokenizer tokenizer = tokenizer_with(kAll);
+  const Tokenizer tokenizer = byte_tokenizer(chat_tokens());
   const ReplyVocabulary vocabulary = ReplyVocabulary::of(tokenizer, "test");
   for (size_t i = 0; i < kReplyTagText.size(); ++i) {
     EXPECT_EQ(vocabulary.tags[i], tokenizer.find(kReplyTagText[i]));
@@ -63,7 +26,7 @@ TEST(ReplyVocabulary, FindsTheTagsByContent) {
 TEST(ReplyVocabulary, RefusesATokenizerWithoutThemByName) {
   try {
     ReplyVocabulary::of(
-        tokenizer_with({"<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>"}),
+        byte_tokenizer({"<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>"}),
         "models/x/tokenizer.json");
     FAIL() << "accepted";
   } catch (const Error& error) {
@@ -76,7 +39,7 @@ TEST(ReplyVocabulary, RefusesATokenizerWithoutThemByName) {
 }
 
 TEST(ReplyVocabulary, ParsesWhatTheTokenizerEncodes) {
-  const Tokenizer tokenizer = tokenizer_with(kAll);
+  const Tokenizer tokenizer = byte_tokenizer(chat_tokens());
   const ReplyVocabulary vocabulary = ReplyVocabulary::of(tokenizer, "test");
   const ToolSet tools(std::vector<OfferedTool>{{"get", ""}});
   ReplyParser parser(vocabulary, tools, {.eos = {*tokenizer.find("<|user|>")}});
@@ -91,7 +54,7 @@ TEST(ReplyVocabulary, ParsesWhatTheTokenizerEncodes) {
 }
 
 TEST(ReplyStart, IsReadFromThePromptsEnd) {
-  const Tokenizer tokenizer = tokenizer_with(kAll);
+  const Tokenizer tokenizer = byte_tokenizer(chat_tokens());
   const ReplyVocabulary vocabulary = ReplyVocabulary::of(tokenizer, "test");
   const auto start = [&](std::string_view prompt) { return reply_start(tokenizer.encode(prompt, true), vocabulary); };
   EXPECT_EQ(start("<|user|>hi<|assistant|><think>"), ReplyStart::kReasoning);
