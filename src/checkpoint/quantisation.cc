@@ -221,9 +221,15 @@ Quantisation read_quantization_config(const Field& field) {
 }
 
 Json parse_object(std::string_view text, const std::string& where) {
+  // Printing or comparing a value recurses, so depth is bounded while parsing, which does not.
+  constexpr int kMaxDepth = 64;
+  auto bounded = [&](int depth, Json::parse_event_t, Json&) {
+    if (depth > kMaxDepth) fail(ErrorKind::kFormat, where, "JSON nested past {} levels; expected a config", kMaxDepth);
+    return true;
+  };
   Json parsed;
   try {
-    parsed = Json::parse(text);
+    parsed = Json::parse(text, bounded);
   } catch (const Json::exception& error) {
     fail(ErrorKind::kFormat, where, "not valid JSON ({}); expected an object", quote_name(error.what()));
   }

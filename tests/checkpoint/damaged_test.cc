@@ -397,6 +397,11 @@ const std::vector<Case>& cases() {
       // ---- metadata
       {"ConfigIsNotJson", configured("{\"quant"), open_it, kFormat, {"config.json", "not valid JSON", "expected"}},
       {"ConfigIsAList", configured("[]"), open_it, kFormat, {"config.json", "array", "expected an object"}},
+      {"ConfigNestsDeeply",
+       configured(quantised("\"quant_method\":" + nested(300000))),
+       open_it,
+       kFormat,
+       {"config.json", "nested past 64 levels", "expected"}},
       {"UnknownMethod",
        configured(quantised(R"("quant_method":"awq")")),
        open_it,
