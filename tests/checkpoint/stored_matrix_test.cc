@@ -116,7 +116,7 @@ TEST(StoredMatrix, GateAndUpKeepTheirOwnScales) {
 // compressed-tensors stores 1/scale: one inversion, in float32.
 TEST(StoredMatrix, InvertsGlobalScalesOnce) {
   const Checkpoint packed = Checkpoint::open(kTiny / "tiny-compressed");
-  const Checkpoint plain = Checkpoint::open(kTiny / "tiny-nvfp4");
+  const Checkpoint plain = Checkpoint::open(kTiny / "tiny-w4a4-experts");
   const std::string module = "model.language_model.layers.5.mlp.experts.9.gate_proj";
   const StoredMatrix a = resolve_matrix(packed, module, 64, 128), b = resolve_matrix(plain, module, 64, 128);
   EXPECT_TRUE(a.inverse_scales);
