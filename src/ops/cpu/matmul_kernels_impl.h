@@ -14,6 +14,7 @@ namespace verbatim::ops::cpu {
 template <class L>
 struct Bf16Weights {
   static constexpr bool kPermutedOrder = false;
+  static constexpr bool kPaired = false;
   static constexpr int64_t kSliceBytes = 2 * kSliceColumns;
   const uint8_t* data = nullptr;
   void start(const WeightView& w, int64_t output, int64_t column) { data = w.data + output * w.row_bytes + 2 * column; }
@@ -24,6 +25,7 @@ struct Bf16Weights {
 template <class L>
 struct F32Weights {
   static constexpr bool kPermutedOrder = false;
+  static constexpr bool kPaired = false;
   static constexpr int64_t kSliceBytes = 4 * kSliceColumns;
   const uint8_t* data = nullptr;
   void start(const WeightView& w, int64_t output, int64_t column) { data = w.data + output * w.row_bytes + 4 * column; }
@@ -35,6 +37,7 @@ template <class L>
 struct Nvfp4Weights {
   using W = WeightLanes<L>;
   static constexpr bool kPermutedOrder = W::kPermutes;
+  static constexpr bool kPaired = W::kPairs;
   static constexpr int64_t kSliceBytes = kSliceColumns / 2;
   const uint8_t* data = nullptr;
   const uint8_t* scale = nullptr;
@@ -49,6 +52,7 @@ struct Nvfp4Weights {
 template <class L>
 struct Fp8Weights {
   static constexpr bool kPermutedOrder = false;
+  static constexpr bool kPaired = false;
   static constexpr int64_t kSliceBytes = kSliceColumns;
   const uint8_t* data = nullptr;
   const float* grid = nullptr;
@@ -71,48 +75,83 @@ auto sum_of_four(const L* v) {
     return WeightLanes<L>::sum4(v[0], v[1], v[2], v[3]);
 }
 
-// kO outputs from task.first_output + skip on, kR rows: kO * kR is a multiple of 4. Outputs past the last are computed
-// again from the last one and not stored.
+// kO rows of weights against kR rows of activations: lanes[r * kO + o] accumulate output o of row r, and sum adds the
+// lanes of four neighbours.
+template <class L, class Weights, int kO, int kR, bool kPaired = Weights::kPaired>
+struct WeightTile {
+  Weights weights[kO];
+
+  // Outputs past the last are computed again from the last one.
+  void start(const WeightView& view, int64_t output, int outputs, int64_t column) {
+    for (int o = 0; o < kO; ++o) weights[o].start(view, output + (o < outputs ? o : outputs - 1), column);
+  }
+  [[gnu::always_inline]] void step(int64_t i, const float* const (&x)[kR], L (&lanes)[kO * kR]) const {
+    L group[kO];
+    for (int o = 0; o < kO; ++o) group[o] = weights[o].group(i);
+    for (int r = 0; r < kR; ++r) {
+      const L activations = L::load(x[r] + kGroupColumns * i);
+      for (int o = 0; o < kO; ++o) lanes[r * kO + o] = L::fma(group[o], activations, lanes[r * kO + o]);
+    }
+  }
+  static auto sum(const L* four) { return sum_of_four<L, Weights::kPermutedOrder>(four); }
+};
+
+// Outputs 2 j and 2 j + 1 share two groups of lanes, as nvfp4_pair and load_pair of the instruction set lay them out.
+template <class L, class Weights, int kO, int kR>
+struct WeightTile<L, Weights, kO, kR, true> {
+  using W = WeightLanes<L>;
+  Weights weights[kO];
+
+  void start(const WeightView& view, int64_t output, int outputs, int64_t column) {
+    for (int o = 0; o < kO; ++o) weights[o].start(view, output + (o < outputs ? o : outputs - 1), column);
+  }
+  [[gnu::always_inline]] void step(int64_t i, const float* const (&x)[kR], L (&lanes)[kO * kR]) const {
+    for (int o = 0; o < kO; o += 2) {
+      L group[2];
+      W::nvfp4_pair(weights[o].data + 8 * i, weights[o].scale[i], weights[o + 1].data + 8 * i, weights[o + 1].scale[i],
+                    group);
+      for (int r = 0; r < kR; ++r)
+        for (int half = 0; half < 2; ++half) {
+          L& sum = lanes[r * kO + o + half];
+          sum = L::fma(group[half], W::load_pair(x[r] + kGroupColumns * i + 8 * half), sum);
+        }
+    }
+  }
+  static auto sum(const L* four) { return W::sum_pairs(four); }
+};
+
+// kO outputs from task.first_output + skip on, kR rows: kO * kR is a multiple of 4.
 template <class L, class Weights, int kO, int kR>
 void product_tile(const ProductTask& task, int skip) {
   constexpr int kFours = kO * kR / 4;
-  using Sums = decltype(sum_of_four<L, Weights::kPermutedOrder>(nullptr));
+  using Tile = WeightTile<L, Weights, kO, kR>;
+  using Sums = decltype(Tile::sum(nullptr));
   const int outputs = task.outputs - skip < kO ? task.outputs - skip : kO;
   for (int part = 0; part < task.parts; ++part) {
     const int64_t begin = part * task.part_columns;
-    Weights weights[kO];
-    for (int o = 0; o < kO; ++o)
-      weights[o].start(task.weights, task.first_output + skip + (o < outputs ? o : outputs - 1), begin);
+    Tile tile;
+    tile.start(task.weights, task.first_output + skip, outputs, begin);
     const float* x[kR];
     for (int r = 0; r < kR; ++r) x[r] = task.x[r] + begin;
     Sums sums[kFours] = {};
     for (int64_t column = 0; column < task.part_columns; column += kSliceColumns) {
       const int64_t left = task.part_columns - column;
       const int64_t first = column / kGroupColumns;
-      const int64_t last = first + left / kGroupColumns;
       // The outputs of the next tile follow in memory.
       for (int o = 0; o < kO; ++o)
         for (int64_t byte = 0; byte < Weights::kSliceBytes; byte += 64)
-          __builtin_prefetch(weights[o].data + kO * task.weights.row_bytes +
+          __builtin_prefetch(tile.weights[o].data + kO * task.weights.row_bytes +
                              column / kSliceColumns * Weights::kSliceBytes + byte);
       L lanes[kO * kR];
       for (L& lane : lanes) lane = L::zero();
-      const auto step = [&](int64_t i) __attribute__((always_inline)) {
-        L group[kO];
-        for (int o = 0; o < kO; ++o) group[o] = weights[o].group(i);
-        for (int r = 0; r < kR; ++r) {
-          const L activations = L::load(x[r] + kGroupColumns * i);
-          for (int o = 0; o < kO; ++o) lanes[r * kO + o] = L::fma(group[o], activations, lanes[r * kO + o]);
-        }
-      };
       if (left >= kSliceColumns) {
 #pragma GCC unroll 16
-        for (int64_t i = 0; i < kSliceColumns / kGroupColumns; ++i) step(first + i);
+        for (int64_t i = 0; i < kSliceColumns / kGroupColumns; ++i) tile.step(first + i, x, lanes);
       } else {
-        for (int64_t i = first; i < last; ++i) step(i);
+        for (int64_t i = first; i < first + left / kGroupColumns; ++i) tile.step(i, x, lanes);
       }
       for (int f = 0; f < kFours; ++f) {
-        const Sums slice = sum_of_four<L, Weights::kPermutedOrder>(lanes + 4 * f);
+        const Sums slice = Tile::sum(lanes + 4 * f);
         sums[f] = column == 0 ? slice : sums[f] + slice;
       }
     }

@@ -18,7 +18,10 @@ struct WeightLanes<Avx2Lanes> {
   static constexpr int kOutputs = 2;
   static constexpr int kPanelOutputs = 4;
   static constexpr int kPanels = 1;
-  static constexpr bool kPermutes = false;
+  // Direct products of NVFP4 take outputs in pairs: the lower half of each register is of one, the upper of the other.
+  // Activations stand as elements 0, 2, ..., 14, 1, 3, ..., 15 of a group.
+  static constexpr bool kPermutes = true;
+  static constexpr bool kPairs = true;
 
   // a, a, c, c, b, b, d, d.
   struct Sums {
@@ -39,7 +42,6 @@ struct WeightLanes<Avx2Lanes> {
     const __m256 two = _mm256_add_ps(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee));
     return {_mm256_add_ps(two, _mm256_permute_ps(two, 0xb1))};
   }
-  static Sums sum4_permuted(L a, L b, L c, L d) { return sum4(a, b, c, d); }
 
   static L f32(const uint8_t* bytes) { return L::load(reinterpret_cast<const float*>(bytes)); }
 
@@ -56,7 +58,51 @@ struct WeightLanes<Avx2Lanes> {
     return {eight_codes(low, table), eight_codes(high, table)};
   }
   static L nvfp4_natural(const uint8_t* codes, uint8_t scale) { return nvfp4(codes, scale); }
-  static L permute(L x) { return x; }
+  static L permute(L x) {
+    const __m256 even = _mm256_shuffle_ps(x.low, x.high, 0x88), odd = _mm256_shuffle_ps(x.low, x.high, 0xdd);
+    return {_mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(even), 0xd8)),
+            _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(odd), 0xd8))};
+  }
+
+  static __m256i both(const uint8_t* low, const uint8_t* high) {
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(low))),
+                                   _mm_load_si128(reinterpret_cast<const __m128i*>(high)), 1);
+  }
+  // A value fits bfloat16: its two bytes are looked up apart. group[0] holds the even elements of both outputs,
+  // group[1] the odd ones.
+  static void nvfp4_pair(const uint8_t* codes_a, uint8_t scale_a, const uint8_t* codes_b, uint8_t scale_b,
+                         L (&group)[2]) {
+    int64_t a, b;
+    __builtin_memcpy(&a, codes_a, 8);
+    __builtin_memcpy(&b, codes_b, 8);
+    const __m256i words = _mm256_blend_epi32(_mm256_set1_epi64x(a), _mm256_set1_epi64x(b), 0xf0);
+    const __m256i codes =
+        _mm256_and_si256(_mm256_srlv_epi64(words, _mm256_setr_epi64x(0, 4, 0, 4)), _mm256_set1_epi8(15));
+    const auto& table = WeightTables<L>::kNvfp4Bytes.v;
+    const __m256i lower = _mm256_shuffle_epi8(both(table[scale_a][0], table[scale_b][0]), codes);
+    const __m256i upper = _mm256_shuffle_epi8(both(table[scale_a][1], table[scale_b][1]), codes);
+    const __m256i even = _mm256_unpacklo_epi8(lower, upper), odd = _mm256_unpackhi_epi8(lower, upper);
+    const __m256i zero = _mm256_setzero_si256();
+    group[0] = {_mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, even)),
+                _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, even))};
+    group[1] = {_mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, odd)),
+                _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, odd))};
+  }
+  // Eight permuted activations for both outputs.
+  static L load_pair(const float* x) {
+    return {_mm256_broadcast_ps(reinterpret_cast<const __m128*>(x)),
+            _mm256_broadcast_ps(reinterpret_cast<const __m128*>(x + 4))};
+  }
+  // v[0], v[1]: even and odd lanes of outputs a and b; v[2], v[3]: of c and d.
+  static __m256 pair_lanes(L even, L odd) {
+    const __m256 x = _mm256_add_ps(even.low, even.high), y = _mm256_add_ps(odd.low, odd.high);
+    return _mm256_add_ps(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee));
+  }
+  static Sums sum_pairs(const L* v) {
+    const __m256 x = pair_lanes(v[0], v[1]), y = pair_lanes(v[2], v[3]);
+    const __m256 two = _mm256_add_ps(_mm256_shuffle_ps(x, y, 0x88), _mm256_shuffle_ps(x, y, 0xdd));
+    return {_mm256_add_ps(two, _mm256_permute_ps(two, 0xb1))};
+  }
 
   // The bits of e4m3, seven places up, are a half-precision number 2^8 times smaller, subnormals included.
   static L e4m3(const uint8_t* bytes) {

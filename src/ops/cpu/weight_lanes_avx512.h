@@ -20,6 +20,7 @@ struct WeightLanes<Avx512Lanes> {
   static constexpr int kPanels = 2;
   // Register lane 2 i holds element i of a group, lane 2 i + 1 element i + 8.
   static constexpr bool kPermutes = true;
+  static constexpr bool kPairs = false;
 
   // Sums of a, b, c, d at lanes 0, kB, 8, 8 + kB.
   template <int kB>

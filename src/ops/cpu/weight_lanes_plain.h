@@ -17,6 +17,7 @@ struct WeightLanes<PlainLanes> {
   static constexpr int kPanelOutputs = 4;  // outputs a tile of panels
   static constexpr int kPanels = 1;
   static constexpr bool kPermutes = false;
+  static constexpr bool kPairs = false;
 
   // Four sums over lanes, in the order of the lane tree.
   struct Sums {

@@ -25,6 +25,11 @@ struct WeightTables {
     return (code & 8) != 0 ? -kMagnitudes[code & 7] : kMagnitudes[code & 7];
   }
 
+  // code * scale; a NaN scale makes all of them NaN.
+  static constexpr float nvfp4_value(int code, int scale) {
+    return (scale & 0x7f) == 0x7f ? __builtin_nanf("") : e2m1_value(code) * e4m3_value(scale);
+  }
+
   struct E4m3 {
     float v[256];
   };
@@ -42,7 +47,7 @@ struct WeightTables {
   static constexpr Nvfp4 make_nvfp4() {
     Nvfp4 table{};
     for (int scale = 0; scale < 256; ++scale)
-      for (int code = 0; code < 16; ++code) table.v[scale][code] = e2m1_value(code) * e4m3_value(scale);
+      for (int code = 0; code < 16; ++code) table.v[scale][code] = nvfp4_value(code, scale);
     return table;
   }
   static constexpr Nvfp4 kNvfp4 = make_nvfp4();
@@ -57,10 +62,26 @@ struct WeightTables {
     for (int scale = 0; scale < 256; ++scale)
       for (int code = 0; code < 8; ++code)
         table.v[scale][code] =
-            __builtin_bit_cast(uint32_t, e2m1_value(code) * e4m3_value(scale)) ^ (static_cast<uint32_t>(code) << 28);
+            __builtin_bit_cast(uint32_t, nvfp4_value(code, scale)) ^ (static_cast<uint32_t>(code) << 28);
     return table;
   }
   static constexpr Nvfp4Signed kNvfp4Signed = make_nvfp4_signed();
+
+  // By block scale byte: the lower and the upper bytes of the sixteen values as bfloat16, which holds them exactly.
+  struct alignas(16) Nvfp4Bytes {
+    uint8_t v[256][2][16];
+  };
+  static constexpr Nvfp4Bytes make_nvfp4_bytes() {
+    Nvfp4Bytes table{};
+    for (int scale = 0; scale < 256; ++scale)
+      for (int code = 0; code < 16; ++code) {
+        const auto bits = __builtin_bit_cast(uint32_t, nvfp4_value(code, scale));
+        table.v[scale][0][code] = static_cast<uint8_t>(bits >> 16);
+        table.v[scale][1][code] = static_cast<uint8_t>(bits >> 24);
+      }
+    return table;
+  }
+  static constexpr Nvfp4Bytes kNvfp4Bytes = make_nvfp4_bytes();
 };
 
 }  // namespace verbatim::ops::cpu
