@@ -218,14 +218,15 @@ Value Evaluator::call_macro(const Callable& callable, const Arguments& arguments
   const OpenScope scope(*this, callable.scope, macro.hidden);
   std::vector<const Value*> given(macro.parameters.size(), nullptr);
   for (size_t i = 0; i < arguments.positional.size(); ++i) given[i] = &arguments.positional[i];
-  for (const auto& [name, value] : arguments.keywords) {
+  for (const auto& keyword : arguments.keywords) {
+    const std::string& name = keyword.first;
     const auto found = std::find_if(macro.parameters.begin(), macro.parameters.end(),
                                     [&](const auto& parameter) { return body_.names[parameter.first] == name; });
     if (found == macro.parameters.end())
       fault(ErrorKind::kFormat, "the macro '{}' has no parameter '{}'", macro.name, name);
     const Value*& slot = given[static_cast<size_t>(found - macro.parameters.begin())];
     if (slot != nullptr) fault(ErrorKind::kFormat, "the macro '{}' got the argument '{}' twice", macro.name, name);
-    slot = &value;
+    slot = &keyword.second;
   }
   for (size_t i = 0; i < macro.parameters.size(); ++i) {
     const auto& [name, fallback] = macro.parameters[i];
