@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "base/mapped_file.h"
 #include "tests/text/byte_tokenizer.h"
 #include "text/reply_parser.h"
 
@@ -51,6 +52,48 @@ TEST(ReplyVocabulary, ParsesWhatTheTokenizerEncodes) {
   EXPECT_EQ(events[1].text, "yes");
   EXPECT_EQ(events[2].text, "get");
   EXPECT_EQ(events[3].text, "{}");
+}
+
+// tests/fixtures/text/assistant_turns.json, made by scripts/make_reply_turns.py: turns as the released template renders
+// them, and the messages that they were rendered from.
+TEST(ReplyVocabulary, ReadsBackWhatTheReleasedTemplateWrites) {
+  using nlohmann::json;
+  const Tokenizer tokenizer = byte_tokenizer(chat_tokens());
+  const ReplyVocabulary vocabulary = ReplyVocabulary::of(tokenizer, "test");
+  const json turns = json::parse(read_text_file(VERBATIM_FIXTURES "/text/assistant_turns.json", 1 << 20));
+  ASSERT_GE(turns.size(), 15u);
+  for (const json& turn : turns) {
+    std::vector<OfferedTool> offered;
+    for (const json& tool : turn["tools"]) offered.push_back({tool["name"], tool["parameters"].dump()});
+    const ToolSet tools(offered);
+    ReplyParser parser(vocabulary, tools, {.eos = {*tokenizer.find("<|user|>")}});
+    std::vector<ReplyEvent> events;
+    parser.feed(tokenizer.encode(turn["text"].get<std::string>() + "<|user|>", true), events);
+    const FinishReason reason = parser.finish(events);
+    json found = {{"reasoning", ""}, {"content", ""}, {"calls", json::array()}};
+    std::string arguments;
+    const auto append = [&](const char* key, const std::string& text) {
+      found[key] = found[key].get<std::string>() + text;
+    };
+    for (const ReplyEvent& event : events) {
+      switch (event.kind) {
+        case ReplyEvent::Kind::kReasoning: append("reasoning", event.text); break;
+        case ReplyEvent::Kind::kText: append("content", event.text); break;
+        case ReplyEvent::Kind::kCallBegin:
+          found["calls"].push_back({{"name", event.text}});
+          arguments.clear();
+          break;
+        case ReplyEvent::Kind::kCallArguments: arguments += event.text; break;
+        case ReplyEvent::Kind::kCallEnd:
+          EXPECT_TRUE(event.complete);
+          found["calls"].back()["arguments"] = json::parse(arguments);
+      }
+    }
+    EXPECT_EQ(found["reasoning"], turn["reasoning"]) << turn;
+    EXPECT_EQ(found["content"], turn["content"]) << turn;
+    EXPECT_EQ(found["calls"], turn["calls"]) << turn;
+    EXPECT_EQ(reason, turn["calls"].empty() ? FinishReason::kStop : FinishReason::kToolCalls) << turn;
+  }
 }
 
 TEST(ReplyStart, IsReadFromThePromptsEnd) {

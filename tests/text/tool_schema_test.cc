@@ -44,6 +44,8 @@ TEST(ToolSchema, WhatFailsToParseAsDeclaredIsKeptAsString) {
   EXPECT_EQ(typed(R"({"type": "integer"})", "1.5"), R"("1.5")");
   EXPECT_EQ(typed(R"({"type": "integer"})", "true"), R"("true")");
   EXPECT_EQ(typed(R"({"type": "integer"})", R"("5")"), R"("\"5\"")");
+  EXPECT_EQ(typed(R"({"type": "integer"})", "null"), R"("null")");
+  EXPECT_EQ(typed(R"({"type": "null"})", "5"), R"("5")");
   EXPECT_EQ(typed(R"({"type": "integer"})", ""), R"("")");
   EXPECT_EQ(typed(R"({"type": "integer"})", "1 2"), R"("1 2")");
   EXPECT_EQ(typed(R"({"type": "number"})", "01"), R"("01")");
