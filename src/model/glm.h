@@ -112,6 +112,10 @@ struct Model {
 // wrong or a scale is NaN, Error(kUnsupported) when `precision` asks for scales that are not stored, naming the matrix.
 Model load_model(const checkpoint::Checkpoint& checkpoint, const Config& config, Precision precision, int sum_parts);
 
+// Replaces every weight by what `ops` keeps of it (Ops::upload) and frees the host copies of vectors: on the CPU nothing
+// changes; elsewhere the model then runs on `ops` alone and must not outlive it. Throws Error(kCapacity).
+void upload_weights(ops::Ops& ops, Model& model);
+
 // Stored bytes of the matrices that one token reads: all of them but the embedding and the next-n layer, and of the
 // routed experts as many as are chosen (their mean size).
 int64_t weight_bytes_per_token(const Model& model);
@@ -122,7 +126,7 @@ int64_t weight_bytes_per_token(const Model& model);
 struct StateSizes {
   int64_t sequence_bytes = 0;  // recurrent state of one sequence, all layers, the next-n layer's tails included
   int64_t page_bytes = 0;      // kPageTokens tokens in all sparse layers, the next-n layer included
-  int64_t snapshot_bytes = 0;  // S, three convolution inputs and one hidden vector
+  int64_t snapshot_bytes = 0;  // S, three convolution inputs, the next-n layer's tail and one hidden vector
 };
 StateSizes state_sizes(const Config& config, int64_t cache_element_bytes);
 

@@ -138,6 +138,7 @@ LinearAttention bind_linear(Binder& bind, const Config& c) {
   a.f_b = bind.matrix("self_attn.f_b_proj", Nd, d);
   a.g_b = bind.matrix("self_attn.g_b_proj", Nd, d);
   a.b = bind.matrix("self_attn.b_proj", c.linear_heads, D);
+  for (Matrix* decay : {&a.f_a, &a.f_b, &a.b}) decay->float_input = true;
   a.o = bind.matrix("self_attn.o_proj", D, Nd);
   a.vectors.conv_q = bind.vector("self_attn.q_conv1d.weight");
   a.vectors.conv_k = bind.vector("self_attn.k_conv1d.weight");
@@ -166,6 +167,7 @@ SparseAttention bind_sparse(Binder& bind, const Config& c) {
   a.index_k = bind.matrix("self_attn.indexer.wk", c.index_width, D);
   a.index_weights = bind.matrix("self_attn.indexer.weights_proj", c.index_heads, D);
   a.index_gate = bind.plain_matrix("self_attn.indexer.index_kpool_compress_gate", c.index_width, D);
+  for (Matrix* indexer : {&a.index_q, &a.index_k, &a.index_weights, &a.index_gate}) indexer->float_input = true;
   a.index_norm = bind.vector("self_attn.indexer.k_norm.weight");
   a.index_norm_bias = bind.vector("self_attn.indexer.k_norm.bias");
   a.pool_position = bind.vector("self_attn.indexer.index_kpool_compress_ape");
@@ -180,6 +182,7 @@ ops::ExpertWeights bind_expert(Binder& bind, const std::string& name, int64_t in
 Moe bind_moe(Binder& bind, const Config& c) {
   Moe moe;
   moe.router = bind.plain_matrix("mlp.gate.weight", c.experts, c.hidden);
+  moe.router.float_input = true;
   moe.bias = bind.vector("mlp.gate.e_score_correction_bias");
   moe.shared = bind_expert(bind, "mlp.shared_experts", c.shared_intermediate(), c.hidden);
   for (int64_t e = 0; e < c.experts; ++e)

@@ -30,7 +30,8 @@ StateSizes state_sizes(const Config& c, int64_t cache_element_bytes) {
   sizes.sequence_bytes = linear * (state + rows + ops::kConvRing * conv_row) + sparse * tails;
   sizes.page_bytes =
       sparse * (ops::kPageTokens * c.latent + ops::kPageTokens / c.index_pool * c.index_width) * cache_element_bytes;
-  sizes.snapshot_bytes = linear * (state + (ops::kConvTaps - 1) * conv_row) + c.hidden * kFloat;
+  sizes.snapshot_bytes =
+      linear * (state + (ops::kConvTaps - 1) * conv_row) + c.next_n_layers * tails + c.hidden * kFloat;
   return sizes;
 }
 

@@ -65,6 +65,14 @@ ops::Span Sequence::next(int64_t first_row, int64_t rows, int64_t certain) const
   return {first_row, rows, length_, certain, state_position_, slot_, pages_.data()};
 }
 
+ops::Span Sequence::advance_state(int64_t position) {
+  if (position % ops::kChunkRows != 0 || position > length_ || position < state_position_)
+    fail(ErrorKind::kUsage, "sequence", "S to {}; it stands at {} of {} tokens", position, state_position_, length_);
+  const ops::Span span = {0, 0, position, 1, state_position_, slot_, pages_.data()};
+  state_position_ = position;
+  return span;
+}
+
 void Sequence::accept(const ops::Span& span, int64_t rows) {
   if (span.position != length_ || rows < span.certain || rows > span.rows)
     fail(ErrorKind::kUsage, "sequence", "accepting {} of {} rows ({} certain) at {}; the sequence is at {}", rows,

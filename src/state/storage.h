@@ -33,7 +33,14 @@ class Sequence {
   // A new sequence in `slot` with `pages` (enough for every token it will hold), at position 0.
   Sequence(int32_t slot, std::vector<int32_t> pages) : slot_(slot), pages_(std::move(pages)) {}
 
+  // One that resumes behind `length` tokens (whole pages), where the slot's S was restored to.
+  Sequence(int32_t slot, std::vector<int32_t> pages, int64_t length)
+      : slot_(slot), pages_(std::move(pages)), length_(length), state_position_(length) {}
+
+  int32_t slot() const { return slot_; }
   int64_t length() const { return length_; }
+  const std::vector<int32_t>& pages() const { return pages_; }
+  void append_page(int32_t page) { pages_.push_back(page); }
 
   // The span of the next `rows` tokens, of which the first `certain` are accepted whatever happens. Throws
   // Error(kCapacity) when the pages do not hold them. The span points into this object.
@@ -41,6 +48,9 @@ class Sequence {
 
   // After a step: the first `rows` rows of `span` stay, the others are taken back. rows >= span.certain.
   void accept(const ops::Span& span, int64_t rows);
+
+  // A span of no rows that advances S to `position` (a multiple of kChunkRows, at most length()), which is noted.
+  ops::Span advance_state(int64_t position);
 
  private:
   int32_t slot_;

@@ -102,8 +102,8 @@ TEST_F(PlanTest, StateOnCuda) {
   // 12 layers of 512 latents and a quarter of a 128-wide pool key, two bytes each.
   EXPECT_EQ(one.token_bytes, 12 * (512 + 128 / 4) * 2);
   EXPECT_EQ(one.page_bytes, 64 * one.token_bytes);
-  // S, three convolution inputs and the hidden vector: "about 141 MiB".
-  EXPECT_EQ(one.snapshot_bytes, state + 34 * 3 * 3 * Nd * 2 + D * 4);
+  // S, three convolution inputs, the next-n layer's tail and the hidden vector: "about 141 MiB".
+  EXPECT_EQ(one.snapshot_bytes, state + 34 * 3 * 3 * Nd * 2 + tails / 12 + D * 4);
   EXPECT_NEAR(static_cast<double>(one.snapshot_bytes) / 0x1p20, 141, 0.5);
   // Two ranks hold half the heads' state each and all latents.
   const Plan two = plan({.ranks = 2});

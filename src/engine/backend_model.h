@@ -1,0 +1,58 @@
+// StepModel over an operator backend: the model, its storage and its workspaces.
+#pragma once
+
+#include <vector>
+
+#include "engine/step_model.h"
+#include "model/glm.h"
+#include "state/storage.h"
+
+namespace verbatim::engine {
+
+struct BackendModelOptions {
+  int64_t max_rows = 512;
+  int64_t slots = 16;
+  int64_t pages = 1024;
+  int32_t vocabulary_limit = 0;  // 0: the whole vocabulary
+};
+
+class BackendModel final : public StepModel {
+ public:
+  // `ops` and `model` must outlive it. Throws Error(kCapacity) when memory runs out.
+  BackendModel(ops::Ops& ops, const model::Model& model, const BackendModelOptions& options);
+
+  const StepModelSizes& sizes() const override { return sizes_; }
+  void forward(std::span<const ops::Span> spans, std::span<const int32_t> ids) override;
+  std::span<const float> logits(std::span<const int32_t> rows) override;
+  std::span<const int32_t> greedy(std::span<const int32_t> rows) override;
+  void next_n(std::span<const ops::Span> spans, std::span<const int32_t> next_ids,
+              std::span<const int32_t> hidden_rows) override;
+  void next_n_resumed(const ops::Span& span, int32_t next_id) override;
+  std::span<const int32_t> begin_chain(std::span<const int32_t> rows) override;
+  std::span<const int32_t> extend_chain(std::span<const int32_t> keep, std::span<const ops::Span> spans,
+                                        std::span<const int32_t> ids) override;
+  std::shared_ptr<const state::Snapshot> save(const ops::Span& advance, int32_t hidden_row) override;
+  void restore(const state::Snapshot& snapshot, int32_t slot, int64_t position) override;
+
+  const state::Storage& storage() const { return storage_; }
+
+ private:
+  // Copies rows of `width` floats; both are backend memory.
+  void gather(const float* from, std::span<const int32_t> rows, int64_t width, float* to);
+  void head_of(const float* hidden, int64_t rows);
+  std::span<const int32_t> greedy_of(const float* hidden, int64_t rows);
+  // Visits every array of a slot that a snapshot holds: visit(pointer, floats).
+  template <typename Visit>
+  void visit_slot(int32_t slot, int64_t position, const Visit& visit);
+
+  ops::Ops& ops_;
+  const model::Model& model_;
+  StepModelSizes sizes_;
+  state::Storage storage_;
+  model::Workspace workspace_, draft_workspace_;
+  ops::Buffer gathered_, chain_, logits_, ids_, resumed_hidden_;
+  std::vector<float> host_logits_, bounce_;
+  std::vector<int32_t> host_ids_;
+};
+
+}  // namespace verbatim::engine
