@@ -1,3 +1,5 @@
+#include "base/error.h"
+#include "ops/cuda_backend.h"
 #include "ops/devices.h"
 
 namespace verbatim::ops {
@@ -5,5 +7,10 @@ namespace verbatim::ops {
 bool cuda_is_built() { return false; }
 
 std::vector<Device> cuda_devices() { return {}; }
+
+std::unique_ptr<Ops> make_cuda_ops(const CudaOptions&) {
+  fail(ErrorKind::kUnsupported, "cuda",
+       "this program was built without CUDA; expected a build with VERBATIM_CUDA=ON; use --backend cpu");
+}
 
 }  // namespace verbatim::ops

@@ -1,7 +1,8 @@
 // The operator contract: what every backend computes, in which shapes, and in which order every sum is taken.
 // Backends (cpu/, cuda/) implement this class; model/ calls it and knows nothing else of them. Operators know no model.
 //
-// Shapes are row-major; `rows` is the number of token rows in the step; pointers are to backend memory (`allocate`).
+// Shapes are row-major; `rows` is the number of token rows in the step; pointers are to backend memory (`allocate`),
+// but ids of embed() and spans with their pages, which stand in host memory. Weights are those that upload() gave.
 // Sizes are checked by whoever binds weights (model/); operators take them as given. Operators throw Error(kCapacity)
 // when memory runs out and nothing else. Norms, swiglu and add may write over their input; products may not.
 //
@@ -18,6 +19,11 @@
 //          k ascending by fused multiply-add from 0; slices are added left to right.
 //  chain   a sum of few terms (heads, experts, streams, taps, pools, rows of a chunk): left to right in index order,
 //          first term by a product, the others by fused multiply-add.
+// On CUDA the dots of matmul, matmul_group and experts are taken by the matrix units instead, all else as above and with
+// the CPU's bits: activations enter as bfloat16 (one term rounded to nearest, or three whose sum is the float32, whose
+// three results are added left to right); a slice is one accumulation chain from 0, k ascending 16 at a time from the
+// slice's start; FP8 slices end at multiples of 128 columns of the whole matrix, and the grid scale multiplies each
+// slice's sum. Matrices of float32 are multiplied as on the CPU.
 // exp, sigmoid, log are the backend's own (error bounds in docs/numerics.md), the same for every instruction set.
 // Ties of every selection go to the lower index.
 #pragma once
@@ -58,6 +64,7 @@ struct Matrix {
   int64_t grid_row = 0, grid_column = 0;  // where this view begins in the grid's matrix, in elements
   float matrix_scale = 1.0f;              // NVFP4: weight_scale_2
   float input_scale = 0.0f;               // > 0: activations are rounded to NVFP4 under it first (W4A4)
+  bool float_input = false;               // activations enter as float32 even where a backend rounds them to bfloat16
 
   Matrix row_range(int64_t begin, int64_t count) const;
   // begin must be even for NVFP4; if it is no multiple of 16 the view shares the block scale it begins in.
@@ -187,6 +194,11 @@ class Ops {
   virtual void release(void* data) = 0;
   virtual void copy_in(void* to, const void* from, size_t bytes) = 0;
   virtual void copy_out(void* to, const void* from, size_t bytes) = 0;
+
+  // Weights as the operators below want them: a copy of the stored bits in backend memory, which lives as long as the
+  // backend, or (on the CPU) the argument itself. Throws Error(kCapacity).
+  virtual Matrix upload(const Matrix& stored) { return stored; }
+  virtual const float* upload(const float* values, int64_t /*count*/) { return values; }
 
   // streams[r, s, :] = table[ids[r], :] for every s. Ids must be below table.rows.
   virtual void embed(const Matrix& table, const int32_t* ids, int64_t rows, int64_t streams, float* out) = 0;

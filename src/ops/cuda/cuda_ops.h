@@ -1,0 +1,98 @@
+// The CUDA backend: Ops over float32 rows, caches and states in device memory and weights in their stored bits, all on
+// one stream. Products of stored weights (matmul, matmul_group, experts) run on the matrix units with bfloat16
+// operands; everything else is float32 in the CPU backend's order and gives its bits.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "ops/cuda/device_memory.h"
+#include "ops/cuda/kernels.h"
+#include "ops/cuda_backend.h"
+#include "ops/ops.h"
+
+namespace verbatim::ops::cuda {
+
+// The device's part of a Matrix that upload() gave.
+Weights weights_of(const Matrix& matrix);
+
+class CudaOps final : public Ops {
+ public:
+  explicit CudaOps(const CudaOptions& options);
+  ~CudaOps() override;
+
+  const char* name() const override;
+  void* allocate(size_t bytes) override;
+  void release(void* data) override;
+  void copy_in(void* to, const void* from, size_t bytes) override;
+  void copy_out(void* to, const void* from, size_t bytes) override;
+  Matrix upload(const Matrix& stored) override;
+  const float* upload(const float* values, int64_t count) override;
+
+  // cuda_ops.cc
+  void embed(const Matrix& table, const int32_t* ids, int64_t rows, int64_t streams, float* out) override;
+  void rms_norm(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t rows, int64_t width,
+                float* y, int64_t y_stride) override;
+  void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, int64_t rows, int64_t width,
+                  float* y) override;
+  void add(const float* x, int64_t count, float* y) override;
+  void clear(float* x, int64_t count) override;
+  void swiglu(const float* gate, const float* up, float limit, int64_t count, float* h) override;
+  void hyper_enter(const HyperShape& shape, const HyperWeights& weights, const float* norm, const float* streams,
+                   int64_t rows, float* maps, float* h) override;
+  void hyper_leave(const HyperShape& shape, const float* maps, const float* y, int64_t rows, float* streams) override;
+  void hyper_mean(const HyperShape& shape, const float* streams, int64_t rows, float* h) override;
+  void route(const float* logits, const float* bias, int64_t rows, int64_t experts, int64_t top, float scale,
+             int32_t* chosen, float* weights) override;
+  void argmax(const float* logits, int64_t rows, int64_t stride, int64_t limit, int32_t* ids) override;
+
+  // cuda_products.cc
+  void matmul(const Matrix& w, const float* x, int64_t x_stride, int64_t rows, int parts, float* y,
+              int64_t y_stride) override;
+  void matmul_group(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows) override;
+  void experts(std::span<const ExpertWeights> experts, const ExpertWeights& shared, float limit, const float* x,
+               int64_t rows, int64_t top, const int32_t* chosen, const float* weights, int parts, float* y) override;
+
+  // cuda_sequences.cc
+  void kda(const KdaShape& shape, const KdaWeights& weights, const KdaInputs& inputs, const KdaState& state,
+           std::span<const Span> spans, int64_t rows, float* out) override;
+  void append_latents(const IndexShape& shape, int64_t latent_width, const float* latents, const float* keys,
+                      const float* gates, const float* ape, std::span<const Span> spans,
+                      const LatentCache& cache) override;
+  void select_pools(const IndexShape& shape, const float* q, const float* head_weights, std::span<const Span> spans,
+                    const LatentCache& cache, const Selection& selection) override;
+  void absorb_queries(const Matrix& kv_b, int64_t heads, int64_t key_width, int64_t value_width, const float* q,
+                      int64_t rows, float* out) override;
+  void sparse_attention(const IndexShape& shape, int64_t heads, int64_t latent_width, float scale, const float* q,
+                        std::span<const Span> spans, const LatentCache& cache, const Selection& selection,
+                        float* out) override;
+  void absorb_values(const Matrix& kv_b, int64_t heads, int64_t key_width, int64_t value_width, const float* attended,
+                     int64_t rows, float* out) override;
+
+ private:
+  // The experts of a layer on the device, and what they were made from.
+  struct ExpertMirror {
+    std::vector<std::byte> source;
+    DeviceMemory table;
+  };
+
+  int terms_of(const Matrix& w) const;
+  void multiply(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int parts);
+  void multiply_block(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int terms,
+                      int parts);
+  const ExpertTable* expert_table(std::span<const ExpertWeights> experts, const ExpertWeights& shared);
+  // The spans on the device; `sides` gets the number of side states.
+  SpanTable span_table(std::span<const Span> spans, int64_t storage_shift, int64_t* sides = nullptr);
+
+  Activations activations_;
+  std::string name_;
+  Stream stream_;
+  Scratch scratch_;
+  Arguments arguments_;
+  Mirror spans_;
+  WeightMemory weights_;
+  std::unordered_map<const ExpertWeights*, ExpertMirror> expert_tables_;
+};
+
+}  // namespace verbatim::ops::cuda

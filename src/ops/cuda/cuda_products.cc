@@ -1,0 +1,204 @@
+// Products with stored weights and the experts: rows cut in blocks whose working memory is bounded, which changes no
+// bit.
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "ops/cuda/cuda_ops.h"
+
+namespace verbatim::ops::cuda {
+
+namespace {
+
+constexpr int64_t kWorkingBytes = int64_t{1} << 30;
+
+int64_t rounded_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// What multiplies a part's sum.
+float part_scale(const Matrix& w) {
+  const float scale = w.form == WeightForm::kNvfp4 ? w.matrix_scale : 1.0f;
+  return w.input_scale > 0.0f ? w.input_scale * scale : scale;
+}
+
+}  // namespace
+
+// Activations that were rounded to NVFP4 are exact in one term.
+int CudaOps::terms_of(const Matrix& w) const {
+  if (w.input_scale > 0.0f) return 1;
+  return activations_ == Activations::kSplit3 || w.float_input ? 3 : 1;
+}
+
+void CudaOps::matmul(const Matrix& w, const float* x, int64_t x_stride, int64_t rows, int parts, float* y,
+                     int64_t y_stride) {
+  const Product product{&w, y, y_stride};
+  multiply({&product, 1}, x, x_stride, rows, parts);
+}
+
+void CudaOps::matmul_group(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows) {
+  multiply(products, x, x_stride, rows, 1);
+}
+
+void CudaOps::multiply(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int parts) {
+  if (rows == 0) return;
+  std::vector<Product> by_terms[4];
+  for (const Product& each : products) {
+    const Matrix& w = *each.weight;
+    if (w.rows == 0) continue;
+    if (w.form != WeightForm::kF32) {
+      by_terms[terms_of(w)].push_back(each);
+      continue;
+    }
+    FmaProduct p;
+    p.weights = weights_of(w);
+    p.outputs = w.rows;
+    p.x = x;
+    p.x_stride = x_stride;
+    p.rows = rows;
+    p.parts = parts;
+    p.y = each.y;
+    p.y_stride = each.y_stride;
+    check(fma_product(stream_.get(), p), "matmul");
+  }
+  for (const int terms : {1, 3}) {
+    std::span<const Product> left = by_terms[terms];
+    while (!left.empty()) {
+      const auto group = left.first(std::min<size_t>(left.size(), kMostGroup));
+      left = left.subspan(group.size());
+      int64_t row_bytes = 0;
+      for (const Product& each : group) row_bytes += terms * (4 * parts * each.weight->rows + 2 * each.weight->columns);
+      const int64_t block = std::max<int64_t>(64, kWorkingBytes / row_bytes / 64 * 64);
+      for (int64_t begin = 0; begin < rows; begin += block) {
+        std::vector<Product> moved(group.begin(), group.end());
+        for (Product& each : moved) each.y += begin * each.y_stride;
+        multiply_block(moved, x + begin * x_stride, x_stride, std::min(block, rows - begin), terms, parts);
+      }
+    }
+  }
+}
+
+void CudaOps::multiply_block(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows,
+                             int terms, int parts) {
+  const auto count = static_cast<int>(products.size());
+  Preparation preparations[kMostGroup];
+  Bf16Product parts_of[kMostGroup];
+  Finish finishes[kMostGroup];
+  int prepared = 0, which[kMostGroup] = {};
+  int64_t bytes = 0, x_at[kMostGroup] = {}, raw_at[kMostGroup] = {};
+  for (int i = 0; i < count; ++i) {
+    const Matrix& w = *products[static_cast<size_t>(i)].weight;
+    Preparation p;
+    p.x = x;
+    p.x_stride = x_stride;
+    p.rows = rows;
+    p.columns = w.columns;
+    p.terms = terms;
+    p.input_scale = w.input_scale;
+    p.first_column_in_block = w.input_scale > 0.0f ? static_cast<int32_t>(w.first_column_in_block) : 0;
+    p.stride = rounded_up(w.columns, 8);
+    int same = 0;
+    while (same < prepared &&
+           !(preparations[same].input_scale == p.input_scale && preparations[same].columns == p.columns &&
+             preparations[same].first_column_in_block == p.first_column_in_block))
+      ++same;
+    if (same == prepared) {
+      preparations[prepared] = p;
+      x_at[prepared++] = bytes;
+      bytes += rounded_up(2 * terms * rows * p.stride, 256);
+    }
+    which[i] = same;
+    Bf16Product& product = parts_of[i];
+    product.weights = weights_of(w);
+    product.x_stride = p.stride;
+    product.rows = rows;
+    product.terms = terms;
+    product.parts = parts;
+    Finish& finish = finishes[i];
+    finish.slices = splits_slices(rows, terms) ? slices_of(product.weights, parts) : 1;
+    finish.rows = rows;
+    finish.outputs = w.rows;
+    finish.terms = terms;
+    finish.parts = parts;
+    finish.scale = part_scale(w);
+    finish.y = products[static_cast<size_t>(i)].y;
+    finish.y_stride = products[static_cast<size_t>(i)].y_stride;
+    raw_at[i] = bytes;
+    bytes += rounded_up(4 * parts * finish.slices * terms * rows * w.rows, 256);
+  }
+  std::byte* base = scratch_.take(bytes, stream_);
+  for (int i = 0; i < prepared; ++i) {
+    preparations[i].to = reinterpret_cast<uint16_t*>(base + x_at[i]);
+    check(prepare(stream_.get(), preparations[i]), "matmul");
+  }
+  for (int i = 0; i < count; ++i) {
+    parts_of[i].x = reinterpret_cast<const uint16_t*>(base + x_at[which[i]]);
+    parts_of[i].raw = reinterpret_cast<float*>(base + raw_at[i]);
+    finishes[i].raw = parts_of[i].raw;
+  }
+  check(bf16_products(stream_.get(), parts_of, count), "matmul");
+  check(finish_products(stream_.get(), finishes, count), "matmul");
+}
+
+// ---- experts --------------------------------------------------------------------------------------------------------
+const ExpertTable* CudaOps::expert_table(std::span<const ExpertWeights> experts, const ExpertWeights& shared) {
+  std::vector<std::byte> source(experts.size_bytes() + sizeof(shared));
+  if (!experts.empty()) std::memcpy(source.data(), static_cast<const void*>(experts.data()), experts.size_bytes());
+  std::memcpy(source.data() + experts.size_bytes(), static_cast<const void*>(&shared), sizeof(shared));
+  ExpertMirror& mirror = expert_tables_[experts.empty() ? &shared : experts.data()];
+  if (mirror.source == source) return reinterpret_cast<const ExpertTable*>(mirror.table.data());
+  std::vector<ExpertTable> table;
+  for (const ExpertWeights& e : experts) table.push_back({weights_of(e.gate), weights_of(e.up), weights_of(e.down)});
+  table.push_back({weights_of(shared.gate), weights_of(shared.up), weights_of(shared.down)});
+  const size_t bytes = table.size() * sizeof(ExpertTable);
+  stream_.synchronise();
+  if (mirror.table.bytes() < static_cast<int64_t>(bytes)) mirror.table = DeviceMemory(static_cast<int64_t>(bytes));
+  copy_in(mirror.table.data(), table.data(), bytes);
+  mirror.source = std::move(source);
+  return reinterpret_cast<const ExpertTable*>(mirror.table.data());
+}
+
+void CudaOps::experts(std::span<const ExpertWeights> experts, const ExpertWeights& shared, float limit, const float* x,
+                      int64_t rows, int64_t top, const int32_t* chosen, const float* weights, int parts, float* y) {
+  if (rows == 0) return;
+  const ExpertWeights& any = experts.empty() ? shared : experts.front();
+  ExpertsProblem p;
+  p.table = expert_table(experts, shared);
+  p.experts = static_cast<int64_t>(experts.size());
+  p.has_shared = shared.down.rows > 0;
+  p.top = top;
+  p.columns = any.gate.columns;
+  p.width = any.down.rows;
+  p.terms = activations_ == Activations::kSplit3 ? 3 : 1;
+  p.parts = parts;
+  p.limit = limit;
+  const auto see = [&](const ExpertWeights& e) {
+    p.inner = std::max(p.inner, e.down.columns);
+    for (const Matrix* m : {&e.gate, &e.up, &e.down}) {
+      (m->form == WeightForm::kF32 ? p.has_f32 : p.has_bf16) = true;
+      int64_t& slices = m == &e.down ? p.down_slices : p.inner_slices;
+      slices = std::max(slices, slices_of(weights_of(*m), m == &e.down ? parts : 1));
+    }
+    p.gate_by_place = p.gate_by_place || e.gate.input_scale > 0.0f;
+    p.up_by_place = p.up_by_place || e.up.input_scale > 0.0f;
+  };
+  for (const ExpertWeights& e : experts) see(e);
+  if (p.has_shared) see(shared);
+
+  const auto shape = [&](int64_t count) {
+    p.rows = count;
+    p.split = splits_slices(count, p.terms);
+    return ExpertsScratch::bytes(p);
+  };
+  int64_t block = rows;
+  while (block > 64 && shape(block) > 2 * kWorkingBytes) block = rounded_up(block / 2, 64);
+  for (int64_t begin = 0; begin < rows; begin += block) {
+    const int64_t bytes = shape(std::min(block, rows - begin));
+    p.x = x + begin * p.columns;
+    p.chosen = chosen + begin * top;
+    p.weights = weights + begin * top;
+    p.y = y + begin * p.width;
+    const ExpertsScratch scratch(p, scratch_.take(bytes, stream_));
+    check(cuda::experts(stream_.get(), p, scratch), "experts");
+  }
+}
+
+}  // namespace verbatim::ops::cuda

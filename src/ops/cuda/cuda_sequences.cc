@@ -1,0 +1,130 @@
+// Operators that read spans: linear attention, sparse attention and its indexer.
+#include <algorithm>
+#include <cstring>
+
+#include "ops/cuda/cuda_ops.h"
+
+namespace verbatim::ops::cuda {
+
+namespace {
+
+// Scores of pools that are kept at a time.
+constexpr int64_t kScoreBytes = int64_t{256} << 20;
+
+int64_t aligned(size_t bytes) { return static_cast<int64_t>((bytes + 63) / 64 * 64); }
+
+// Page ids that a step of the span can read.
+int64_t pages_read(const Span& span, int64_t storage_shift) {
+  return (span.position + span.rows - 1 + storage_shift) / kPageTokens + 1;
+}
+
+}  // namespace
+
+SpanTable CudaOps::span_table(std::span<const Span> spans, int64_t storage_shift, int64_t* sides) {
+  SpanTable table;
+  table.count = static_cast<int64_t>(spans.size());
+  int64_t page_count = 0, side_count = 0;
+  for (const Span& span : spans) {
+    table.rows = std::max(table.rows, span.first_row + span.rows);
+    if (span.pages != nullptr) page_count += pages_read(span, storage_shift);
+  }
+  const int64_t rows_at = aligned(spans.size() * sizeof(DeviceSpan));
+  const int64_t pages_at = rows_at + aligned(static_cast<size_t>(table.rows) * sizeof(int32_t));
+  std::vector<std::byte> bytes(static_cast<size_t>(pages_at + page_count * 4));
+  auto* rows = reinterpret_cast<int32_t*>(bytes.data() + rows_at);
+  auto* pages = reinterpret_cast<int32_t*>(bytes.data() + pages_at);
+  std::vector<DeviceSpan> made;
+  int64_t page = 0;
+  for (const Span& span : spans) {
+    std::fill_n(rows + span.first_row, span.rows, static_cast<int32_t>(made.size()));
+    DeviceSpan s{};
+    s.first_row = span.first_row;
+    s.rows = span.rows;
+    s.position = span.position;
+    s.state_position = span.state_position;
+    s.stored_until = state_position_after(span);
+    s.sequence = span.sequence;
+    // S moves past what is stored when rows that may be taken back cross a boundary.
+    const int64_t last_start = (span.position + span.rows - 1) / kChunkRows * kChunkRows;
+    s.side = last_start > s.stored_until ? side_count++ : -1;
+    s.pages = page;
+    if (span.pages != nullptr) {
+      const int64_t own = pages_read(span, storage_shift);
+      std::copy_n(span.pages, own, pages + page);
+      page += own;
+    }
+    made.push_back(s);
+  }
+  if (!made.empty()) std::memcpy(bytes.data(), made.data(), made.size() * sizeof(DeviceSpan));
+  const std::byte* device = spans_.put(bytes);
+  table.spans = reinterpret_cast<const DeviceSpan*>(device);
+  table.span_of_row = reinterpret_cast<const int32_t*>(device + rows_at);
+  table.pages = reinterpret_cast<const int32_t*>(device + pages_at);
+  if (sides != nullptr) *sides = side_count;
+  return table;
+}
+
+void CudaOps::kda(const KdaShape& shape, const KdaWeights& weights, const KdaInputs& inputs, const KdaState& state,
+                  std::span<const Span> spans, int64_t /*rows*/, float* out) {
+  int64_t sides = 0;
+  const SpanTable table = span_table(spans, 0, &sides);
+  float* side = reinterpret_cast<float*>(scratch_.take(sides * shape.heads * shape.width * shape.width * 4, stream_));
+  check(cuda::kda(stream_.get(), shape, weights, inputs, state, table, side, out), "kda");
+}
+
+void CudaOps::append_latents(const IndexShape& shape, int64_t latent_width, const float* latents, const float* keys,
+                             const float* gates, const float* ape, std::span<const Span> spans,
+                             const LatentCache& cache) {
+  check(cuda::append_latents(stream_.get(), shape, latent_width, latents, keys, gates, ape,
+                             span_table(spans, shape.storage_shift), cache),
+        "append_latents");
+}
+
+void CudaOps::select_pools(const IndexShape& shape, const float* q, const float* head_weights,
+                           std::span<const Span> spans, const LatentCache& cache, const Selection& selection) {
+  const SpanTable table = span_table(spans, shape.storage_shift);
+  int64_t most = 0;
+  for (const Span& span : spans) most = std::max(most, (span.position + span.rows) / shape.pool);
+  const int64_t stride = most > shape.budget_pools() ? most : 0;
+  const int64_t block = std::max<int64_t>(1, kScoreBytes / std::max<int64_t>(1, 4 * stride));
+  float* scores = reinterpret_cast<float*>(scratch_.take(4 * stride * std::min(block, table.rows), stream_));
+  for (int64_t first = 0; first < table.rows; first += block)
+    check(cuda::select_pools(stream_.get(), shape, q, head_weights, table, first, std::min(block, table.rows - first),
+                             most, cache, scores, stride, selection),
+          "select_pools");
+}
+
+void CudaOps::sparse_attention(const IndexShape& shape, int64_t heads, int64_t latent_width, float scale,
+                               const float* q, std::span<const Span> spans, const LatentCache& cache,
+                               const Selection& selection, float* out) {
+  check(cuda::sparse_attention(stream_.get(), shape, heads, latent_width, scale, q,
+                               span_table(spans, shape.storage_shift), cache, selection, out),
+        "sparse_attention");
+}
+
+void CudaOps::absorb_queries(const Matrix& kv_b, int64_t heads, int64_t key_width, int64_t value_width, const float* q,
+                             int64_t rows, float* out) {
+  const float scale = kv_b.form == WeightForm::kNvfp4 ? kv_b.matrix_scale : 1.0f;
+  check(column_product(stream_.get(), weights_of(kv_b), heads, key_width + value_width, key_width, q, rows, scale, out),
+        "absorb_queries");
+}
+
+void CudaOps::absorb_values(const Matrix& kv_b, int64_t heads, int64_t key_width, int64_t value_width,
+                            const float* attended, int64_t rows, float* out) {
+  FmaProduct p;
+  p.weights = weights_of(kv_b.row_range(key_width, kv_b.rows - key_width));
+  p.outputs = value_width;
+  p.x = attended;
+  p.x_stride = heads * kv_b.columns;
+  p.rows = rows;
+  p.y = out;
+  p.y_stride = heads * value_width;
+  p.batches = heads;
+  p.batch_rows = key_width + value_width;
+  p.batch_x = kv_b.columns;
+  p.batch_y = value_width;
+  p.scale = kv_b.form == WeightForm::kNvfp4 ? kv_b.matrix_scale : 1.0f;
+  check(fma_product(stream_.get(), p), "absorb_values");
+}
+
+}  // namespace verbatim::ops::cuda

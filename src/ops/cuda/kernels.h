@@ -1,0 +1,177 @@
+// The kernels of the CUDA backend as host functions: each launches on a stream and returns what the launch said. Shapes
+// and orders of sums are those of ops.h. Pointers are to device memory unless said otherwise.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "ops/ops.h"
+
+namespace verbatim::ops::cuda {
+
+// What kernels read of a Matrix whose bytes are in device memory.
+struct Weights {
+  const uint8_t* data = nullptr;
+  int64_t row_bytes = 0;
+  const uint8_t* block_scale = nullptr;
+  int64_t block_scale_stride = 0;
+  const float* grid_scale = nullptr;
+  int64_t grid_stride = 0, grid_row = 0, grid_column = 0;
+  int64_t rows = 0, columns = 0;
+  int32_t first_column_in_block = 0;
+  WeightForm form = WeightForm::kBf16;
+  float matrix_scale = 1.0f;
+  float input_scale = 0.0f;
+};
+
+// True if this program holds machine code for the device.
+bool kernels_run_on(int device);
+
+// ---- rows.cu: operators on rows of floats -----------------------------------------------------------------------
+cudaError_t embed(cudaStream_t stream, const Weights& table, const int32_t* ids, int64_t rows, int64_t streams,
+                  float* out);
+cudaError_t rms_norm(cudaStream_t stream, const float* x, int64_t x_stride, const float* weight, float epsilon,
+                     int64_t rows, int64_t width, float* y, int64_t y_stride);
+cudaError_t layer_norm(cudaStream_t stream, const float* x, const float* weight, const float* bias, float epsilon,
+                       int64_t rows, int64_t width, float* y);
+cudaError_t add(cudaStream_t stream, const float* x, int64_t count, float* y);
+cudaError_t swiglu(cudaStream_t stream, const float* gate, const float* up, float limit, int64_t count, float* h);
+// From the dots of fn in maps (not yet times r): maps and h of hyper_enter.
+cudaError_t hyper_maps(cudaStream_t stream, const HyperShape& shape, const float* base, const float* scale,
+                       const float* norm, const float* streams, int64_t rows, float* maps, float* h);
+cudaError_t hyper_leave(cudaStream_t stream, const HyperShape& shape, const float* maps, const float* y, int64_t rows,
+                        float* streams);
+cudaError_t hyper_mean(cudaStream_t stream, const HyperShape& shape, const float* streams, int64_t rows, float* h);
+cudaError_t route(cudaStream_t stream, const float* logits, const float* bias, int64_t rows, int64_t experts,
+                  int64_t top, float scale, int32_t* chosen, float* weights);
+cudaError_t argmax(cudaStream_t stream, const float* logits, int64_t rows, int64_t stride, int64_t limit, int32_t* ids);
+
+// ---- products -----------------------------------------------------------------------------------------------------
+// One matrix times `rows` rows of float32 x by fused multiply-adds in the CPU backend's order, and its bits. Batched:
+// batch b takes matrix rows b * batch_rows .. + outputs - 1 and x + b * batch_x, and writes y + b * batch_y.
+struct FmaProduct {
+  Weights weights;
+  int64_t outputs = 0;
+  const float* x = nullptr;
+  int64_t x_stride = 0, rows = 0;
+  int parts = 1;
+  float* y = nullptr;
+  int64_t y_stride = 0;
+  int64_t batches = 1, batch_rows = 0, batch_x = 0, batch_y = 0;
+  float scale = 1.0f;  // of each part's sum
+};
+cudaError_t fma_product(cudaStream_t stream, const FmaProduct& product);
+
+// y[r, n, :] = scale * column product of q[r, n, :] with rows n * head_rows .. + key_width - 1 of kv_b.
+cudaError_t column_product(cudaStream_t stream, const Weights& kv_b, int64_t heads, int64_t head_rows,
+                           int64_t key_width, const float* q, int64_t rows, float scale, float* y);
+
+// Prepared activations: bfloat16 [terms][rows][stride], stride a multiple of 8 and at least the columns; the rest 0.
+// terms 1: rounded to nearest. terms 3: x = t0 + t1 + t2, each the nearest to what is left. With an input scale x is
+// rounded to NVFP4 under it (code x block scale, exact in one term; the others are 0).
+struct Preparation {
+  const float* x = nullptr;
+  int64_t x_stride = 0, rows = 0, columns = 0;
+  int terms = 1;
+  float input_scale = 0.0f;
+  int32_t first_column_in_block = 0;
+  uint16_t* to = nullptr;
+  int64_t stride = 0;
+};
+cudaError_t prepare(cudaStream_t stream, const Preparation& preparation);
+
+// Which slices (ops.h) of a part stand in one block of a product: all of them, or one each so that few rows still fill
+// the device. Where slices stand alone, raw sums [parts][slices][terms * rows][outputs] are added afterwards.
+inline constexpr int64_t kSliceColumns = 256;
+inline constexpr int64_t kGridColumns = 128;  // an FP8 slice ends where a cell of the grid does
+
+struct Bf16Product {
+  Weights weights;
+  const uint16_t* x = nullptr;  // prepared
+  int64_t x_stride = 0, rows = 0;
+  int terms = 1, parts = 1;
+  float* raw = nullptr;  // [parts][slices][terms * rows][outputs]
+};
+// Slices of a part; for FP8, where cells may begin inside a part, the most of any part.
+int64_t slices_of(const Weights& weights, int parts);
+bool splits_slices(int64_t rows, int terms);
+inline constexpr int kMostGroup = 8;
+// All of them read the same rows and terms.
+cudaError_t bf16_products(cudaStream_t stream, const Bf16Product* products, int count);
+// y[r, o] = tree over parts of the sum over terms of scale * (sum over slices). slices: 1, or slices_of if split.
+struct Finish {
+  const float* raw = nullptr;
+  int64_t slices = 1, rows = 0, outputs = 0;
+  int terms = 1, parts = 1;
+  float scale = 1.0f;
+  float* y = nullptr;
+  int64_t y_stride = 0;
+};
+cudaError_t finish_products(cudaStream_t stream, const Finish* finishes, int count);
+
+// ---- experts.cu -----------------------------------------------------------------------------------------------------
+// A block of rows through routed and shared experts. Places: the (row, slot) pairs sorted by expert, ascending inside
+// one, then (if there is a shared expert) one a row.
+struct ExpertTable {
+  Weights gate, up, down;
+};
+struct ExpertsProblem {
+  const ExpertTable* table = nullptr;  // [experts + has_shared] on the device, the shared one last
+  int64_t experts = 0;
+  bool has_shared = false, has_f32 = false, has_bf16 = false;    // any matrix of either kind of kernel
+  bool gate_by_place = false, up_by_place = false;               // some input scale: rows are prepared for each place
+  int64_t rows = 0, top = 0, columns = 0, inner = 0, width = 0;  // inner: the widest
+  int terms = 1, parts = 1;
+  float limit = 0.0f;
+  const float* x = nullptr;
+  const int32_t* chosen = nullptr;  // [rows, top]
+  const float* weights = nullptr;   // [rows, top]
+  float* y = nullptr;
+  // Of the matrices that split slices: the most slices of a part of gate and up, and of down.
+  int64_t inner_slices = 1, down_slices = 1;
+  bool split = false;
+  constexpr int64_t places() const { return rows * top + (has_shared ? rows : 0); }
+};
+// Working memory, cut from one block.
+struct ExpertsScratch {
+  int32_t *count, *first, *place, *source, *owner, *tile_expert, *tile_begin, *tile_count;
+  uint16_t *x_rows, *x_gate, *x_up, *hidden;
+  float *gate, *up, *hidden_float, *down;
+  static int64_t bytes(const ExpertsProblem& problem);
+  ExpertsScratch(const ExpertsProblem& problem, void* base);
+};
+cudaError_t experts(cudaStream_t stream, const ExpertsProblem& problem, const ExpertsScratch& scratch);
+
+// ---- spans on the device --------------------------------------------------------------------------------------------
+struct DeviceSpan {
+  int64_t first_row, rows, position, state_position, stored_until;  // stored_until: state_position_after
+  int64_t side;                                                     // index into the side states, or -1
+  int64_t pages;                                                    // where its page ids begin in SpanTable::pages
+  int32_t sequence;
+};
+struct SpanTable {
+  const DeviceSpan* spans = nullptr;
+  const int32_t* span_of_row = nullptr;  // by row, counted from first_row 0
+  const int32_t* pages = nullptr;
+  int64_t count = 0, rows = 0;
+};
+
+// ---- kda.cu ---------------------------------------------------------------------------------------------------------
+cudaError_t kda(cudaStream_t stream, const KdaShape& shape, const KdaWeights& weights, const KdaInputs& inputs,
+                const KdaState& state, const SpanTable& spans, float* side, float* out);
+
+// ---- attention.cu ---------------------------------------------------------------------------------------------------
+cudaError_t append_latents(cudaStream_t stream, const IndexShape& shape, int64_t latent_width, const float* latents,
+                           const float* keys, const float* gates, const float* ape, const SpanTable& spans,
+                           const LatentCache& cache);
+// Rows first .. first + count - 1; scores [count, stride] where more than budget pools are complete. `most_pools` is
+// the most complete pools of these rows.
+cudaError_t select_pools(cudaStream_t stream, const IndexShape& shape, const float* q, const float* head_weights,
+                         const SpanTable& spans, int64_t first, int64_t count, int64_t most_pools,
+                         const LatentCache& cache, float* scores, int64_t stride, const Selection& selection);
+cudaError_t sparse_attention(cudaStream_t stream, const IndexShape& shape, int64_t heads, int64_t latent_width,
+                             float scale, const float* q, const SpanTable& spans, const LatentCache& cache,
+                             const Selection& selection, float* out);
+
+}  // namespace verbatim::ops::cuda

@@ -1,0 +1,72 @@
+// Activations on their way to the matrix units: three bfloat16 terms of a float32, and rounding to NVFP4 under an input
+// scale (MODEL.md section 9; the same operations as base/formats.h).
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/weights.cuh"
+
+namespace verbatim::ops::cuda {
+
+// value = sum of terms, exactly where nothing falls below bfloat16's range; of an infinity or NaN the first is all.
+__device__ inline void split_terms(float value, int terms, uint16_t* to, int64_t term_stride) {
+  float rest = value;
+  for (int t = 0; t < terms; ++t) {
+    const uint32_t bits = bf16_bits(rest);
+    to[t * term_stride] = static_cast<uint16_t>(bits);
+    const float taken = bf16_value(bits);
+    rest = isfinite(taken) ? rest - taken : 0.0f;
+  }
+}
+
+// Nearest, ties to even, of values in [2^-9, 448].
+__device__ inline float round_to_e4m3(float value) {
+  if (value < 0x1p-6f) return value + 0x1p14f - 0x1p14f;
+  const uint32_t bits = __float_as_uint(value);
+  return __uint_as_float((bits + 0x7ffff + ((bits >> 20) & 1)) & 0xfff00000u);
+}
+
+// The scale of a block whose largest magnitude is `most`.
+__device__ inline float activation_block_scale(float most, float input_scale) {
+  const float scale = most / (6.0f * input_scale);
+  return round_to_e4m3(scale < 0x1p-9f ? 0x1p-9f : 448.0f < scale ? 448.0f : scale);
+}
+
+// Nearest e2m1 with ties to the even code, above 5 to 6.
+__device__ inline float round_to_e2m1(float value) {
+  const float magnitude = fabsf(value);
+  const float rounded = magnitude <= 0.25f   ? 0.0f
+                        : magnitude < 0.75f  ? 0.5f
+                        : magnitude <= 1.25f ? 1.0f
+                        : magnitude < 1.75f  ? 1.5f
+                        : magnitude <= 2.5f  ? 2.0f
+                        : magnitude < 3.5f   ? 3.0f
+                        : magnitude <= 5.0f  ? 4.0f
+                                             : 6.0f;
+  return value < 0.0f ? -rounded : rounded;
+}
+
+// Columns begin .. end - 1 of one block of a row: value(k) is the activation; writes `terms` terms.
+template <class Value>
+__device__ inline void prepare_block(const Value& value, int64_t begin, int64_t end, int terms, float input_scale,
+                                     uint16_t* to, int64_t term_stride) {
+  if (!(input_scale > 0.0f)) {
+    for (int64_t k = begin; k < end; ++k) split_terms(value(k), terms, to + k, term_stride);
+    return;
+  }
+  float most = 0.0f;
+  for (int64_t k = begin; k < end; ++k) {
+    const float magnitude = fabsf(value(k));
+    most = most < magnitude ? magnitude : most;
+  }
+  const float scale = activation_block_scale(most, input_scale);
+  const float unit = scale * input_scale;
+  for (int64_t k = begin; k < end; ++k) {
+    const float coded = value(k) / unit;
+    const float rounded = isnan(coded) ? coded : round_to_e2m1(coded) * scale;
+    to[k] = static_cast<uint16_t>(bf16_bits(rounded));
+    for (int t = 1; t < terms; ++t) to[k + t * term_stride] = 0;
+  }
+}
+
+}  // namespace verbatim::ops::cuda

@@ -1,0 +1,322 @@
+// Norms, activations, hyper-connections, router and argmax: one block a row, or one thread an element. The order of
+// sums and so the bits are the CPU backend's. All of them are bound by the bytes of their rows.
+#include "ops/cuda/kernels.h"
+#include "ops/cuda/math.cuh"
+#include "ops/cuda/sums.cuh"
+#include "ops/cuda/weights.cuh"
+
+namespace verbatim::ops::cuda {
+
+namespace {
+
+constexpr int kThreads = kBlockDotThreads;
+
+unsigned blocks_for(int64_t count) { return static_cast<unsigned>((count + kThreads - 1) / kThreads); }
+
+__device__ int64_t thread_index() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
+
+__device__ float inverse_root(float sum_of_squares, int64_t n, float epsilon) {
+  return 1.0f / sqrtf(sum_of_squares / static_cast<float>(n) + epsilon);
+}
+
+__global__ void embed_kernel(Weights table, const int32_t* ids, int64_t rows, int64_t streams, float* out) {
+  const int64_t i = thread_index();
+  if (i >= rows * table.columns) return;
+  const int64_t row = i / table.columns, k = i % table.columns;
+  with_form(table.form, [&]<WeightForm kForm>() {
+    float value = weight_value<kForm>(table, ids[row], k);
+    if (kForm == WeightForm::kNvfp4) value = value * table.matrix_scale;
+    for (int64_t s = 0; s < streams; ++s) out[(row * streams + s) * table.columns + k] = value;
+  });
+}
+
+__global__ void rms_norm_kernel(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t width,
+                                float* y, int64_t y_stride) {
+  __shared__ float shared[16];
+  x += blockIdx.x * x_stride;
+  y += blockIdx.x * y_stride;
+  const auto value = [&](int64_t k) { return x[k]; };
+  const float inverse = inverse_root(block_dot16(width, value, value, shared), width, epsilon);
+  for (int64_t k = threadIdx.x; k < width; k += kThreads) y[k] = weight[k] * (x[k] * inverse);
+}
+
+__global__ void layer_norm_kernel(const float* x, const float* weight, const float* bias, float epsilon, int64_t width,
+                                  float* y) {
+  __shared__ float shared[16];
+  x += blockIdx.x * width;
+  y += blockIdx.x * width;
+  const auto one = [](int64_t) { return 1.0f; };
+  const float mean = block_dot16(
+                         width, [&](int64_t k) { return x[k]; }, one, shared) /
+                     static_cast<float>(width);
+  const auto off = [&](int64_t k) { return x[k] - mean; };
+  const float inverse = inverse_root(block_dot16(width, off, off, shared), width, epsilon);
+  for (int64_t k = threadIdx.x; k < width; k += kThreads) y[k] = off(k) * inverse * weight[k] + bias[k];
+}
+
+__global__ void add_kernel(const float* x, int64_t count, float* y) {
+  const int64_t i = thread_index();
+  if (i < count) y[i] = y[i] + x[i];
+}
+
+__global__ void swiglu_kernel(const float* gate, const float* up, float limit, int64_t count, float* h) {
+  const int64_t i = thread_index();
+  if (i < count) h[i] = swiglu_of(gate[i], up[i], limit);
+}
+
+constexpr int64_t kMostStreams = 16;
+
+__global__ void hyper_maps_kernel(HyperShape shape, const float* base, const float* scale, const float* norm,
+                                  const float* streams, float* maps, float* h) {
+  __shared__ float shared[16], map[(2 + kMostStreams) * kMostStreams];
+  const int64_t count = shape.streams, width = shape.width, flat = count * width;
+  const auto map_width = static_cast<int>((2 + count) * count), edge = static_cast<int>(count);
+  const int thread = threadIdx.x;
+  streams += blockIdx.x * flat;
+  maps += int64_t{blockIdx.x} * map_width;
+  h += blockIdx.x * width;
+  const auto stream_value = [&](int64_t k) { return streams[k]; };
+  const float inverse = inverse_root(block_dot16(flat, stream_value, stream_value, shared), flat, shape.norm_epsilon);
+  for (int i = thread; i < map_width; i += kThreads) {
+    const int group = i / edge < 2 ? i / edge : 2;
+    float value = maps[i] * inverse * scale[group] + base[i];
+    if (group < 2) value = sigmoid_of(value);
+    if (group == 0) value = value + shape.epsilon;
+    if (group == 1) value = value * 2.0f;
+    map[i] = value;
+  }
+  float* comb = map + 2 * edge;
+  const bool mine = thread < edge * edge;
+  const int row = thread / edge, column = thread % edge;
+  __syncthreads();
+  // Each thread owns one element of comb and sums its row or column itself, left to right.
+  const auto replace = [&](float value) {
+    __syncthreads();
+    if (mine) comb[thread] = value;
+    __syncthreads();
+  };
+  float value = 0.0f;
+  if (mine) {
+    float most = comb[row * edge];
+    for (int j = 1; j < edge; ++j) most = most < comb[row * edge + j] ? comb[row * edge + j] : most;
+    value = exp_of(comb[thread] - most);
+  }
+  replace(value);
+  const auto divide = [&](bool by_rows, float epsilon, float added) {
+    if (mine) {
+      float sum = by_rows ? comb[row * edge] : comb[column];
+      for (int j = 1; j < edge; ++j) sum = sum + (by_rows ? comb[row * edge + j] : comb[j * edge + column]);
+      value = value / (sum + epsilon);
+      value = value + added;
+    }
+    replace(value);
+  };
+  divide(true, 0.0f, shape.epsilon);
+  divide(false, shape.epsilon, 0.0f);
+  for (int i = 1; i < shape.sinkhorn_iterations; ++i) {
+    divide(true, shape.epsilon, 0.0f);
+    divide(false, shape.epsilon, 0.0f);
+  }
+  for (int i = thread; i < map_width; i += kThreads) maps[i] = map[i];
+
+  for (int64_t k = thread; k < width; k += kThreads) {
+    float sum = map[0] * streams[k];
+    for (int s = 1; s < edge; ++s) sum = fmaf(map[s], streams[s * width + k], sum);
+    h[k] = sum;
+  }
+  __syncthreads();
+  const auto collapsed = [&](int64_t k) { return h[k]; };
+  const float factor = inverse_root(block_dot16(width, collapsed, collapsed, shared), width, shape.norm_epsilon);
+  __syncthreads();
+  for (int64_t k = thread; k < width; k += kThreads) h[k] = norm[k] * (h[k] * factor);
+}
+
+template <int kStreams>
+__global__ void hyper_leave_kernel(HyperShape shape, const float* maps, const float* y, int64_t rows, float* streams) {
+  const int64_t i = thread_index(), width = shape.width;
+  if (i >= rows * width) return;
+  const int64_t row = i / width, k = i % width;
+  const int count = kStreams > 0 ? kStreams : static_cast<int>(shape.streams);
+  const float* post = maps + row * (2 + count) * count + count;
+  const float* comb = post + count;
+  float* x = streams + row * count * width + k;
+  float old[kStreams > 0 ? kStreams : kMostStreams];
+  for (int s = 0; s < count; ++s) old[s] = x[s * width];
+  const float added = y[i];
+  for (int j = 0; j < count; ++j) {
+    float mixed = comb[j] * old[0];
+    for (int s = 1; s < count; ++s) mixed = fmaf(comb[s * count + j], old[s], mixed);
+    x[j * width] = fmaf(post[j], added, mixed);
+  }
+}
+
+__global__ void hyper_mean_kernel(HyperShape shape, const float* streams, int64_t rows, float* h) {
+  const int64_t i = thread_index(), width = shape.width;
+  if (i >= rows * width) return;
+  const float* x = streams + i / width * shape.streams * width + i % width;
+  float sum = x[0];
+  for (int64_t s = 1; s < shape.streams; ++s) sum = sum + x[s * width];
+  h[i] = sum / static_cast<float>(shape.streams);
+}
+
+// What a selection compares: a number beats a NaN, the larger the smaller, the lower index among equals.
+struct Candidate {
+  float key;
+  int64_t index;
+  __device__ bool beats(const Candidate& other) const {
+    if (other.index < 0) return index >= 0;
+    if (index < 0) return false;
+    if (isnan(key) || isnan(other.key)) return isnan(key) == isnan(other.key) ? index < other.index : !isnan(key);
+    return key > other.key || (key == other.key && index < other.index);
+  }
+};
+
+// The winner of a block, in all threads. `shared` has a place a warp.
+__device__ Candidate block_winner(Candidate own, Candidate* shared) {
+  for (int step = 16; step > 0; step /= 2) {
+    const Candidate other{__shfl_xor_sync(0xffffffffu, own.key, step), __shfl_xor_sync(0xffffffffu, own.index, step)};
+    if (other.beats(own)) own = other;
+  }
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = own;
+  __syncthreads();
+  own = shared[0];
+  for (int warp = 1; warp < kThreads / 32; ++warp)
+    if (shared[warp].beats(own)) own = shared[warp];
+  return own;
+}
+
+__global__ void route_kernel(const float* logits, const float* bias, int64_t experts, int64_t top, float scale,
+                             int32_t* chosen, float* weights) {
+  extern __shared__ float scores[];  // [experts], then keys [experts]
+  __shared__ Candidate shared[kThreads / 32];
+  float* keys = scores + experts;
+  logits += blockIdx.x * experts;
+  chosen += blockIdx.x * top;
+  weights += blockIdx.x * top;
+  for (int64_t e = threadIdx.x; e < experts; e += kThreads) {
+    scores[e] = sigmoid_of(logits[e]);
+    keys[e] = bias == nullptr ? scores[e] : scores[e] + bias[e];
+  }
+  float sum = 0.0f;
+  uint64_t taken = 0;  // of this thread's experts, in order
+  for (int64_t slot = 0; slot < top; ++slot) {
+    Candidate best{0.0f, -1};
+    for (int64_t e = threadIdx.x, i = 0; e < experts; e += kThreads, ++i) {
+      const Candidate candidate{keys[e], e};
+      if ((taken >> i & 1) == 0 && candidate.beats(best)) best = candidate;
+    }
+    best = block_winner(best, shared);
+    if (best.index % kThreads == threadIdx.x) taken |= uint64_t{1} << (best.index / kThreads);
+    const float score = scores[best.index];
+    if (threadIdx.x == 0) {
+      chosen[slot] = static_cast<int32_t>(best.index);
+      weights[slot] = score;
+    }
+    sum = slot == 0 ? score : sum + score;
+  }
+  sum = sum + 1e-20f;
+  __syncthreads();
+  for (int64_t slot = threadIdx.x; slot < top; slot += kThreads) weights[slot] = weights[slot] / sum * scale;
+}
+
+__global__ void argmax_kernel(const float* logits, int64_t stride, int64_t limit, int32_t* ids) {
+  __shared__ Candidate shared[kThreads / 32];
+  logits += blockIdx.x * stride;
+  Candidate best{0.0f, -1};
+  for (int64_t i = threadIdx.x; i < limit; i += kThreads) {
+    const Candidate candidate{logits[i], i};
+    if (candidate.beats(best)) best = candidate;
+  }
+  best = block_winner(best, shared);
+  if (threadIdx.x == 0) ids[blockIdx.x] = best.index < 0 || isnan(best.key) ? 0 : static_cast<int32_t>(best.index);
+}
+
+}  // namespace
+
+bool kernels_run_on(int device) {
+  int now = 0;
+  cudaFuncAttributes attributes{};
+  if (cudaGetDevice(&now) != cudaSuccess || cudaSetDevice(device) != cudaSuccess) return false;
+  const bool runs = cudaFuncGetAttributes(&attributes, add_kernel) == cudaSuccess;
+  cudaGetLastError();
+  return cudaSetDevice(now) == cudaSuccess && runs;
+}
+
+cudaError_t embed(cudaStream_t stream, const Weights& table, const int32_t* ids, int64_t rows, int64_t streams,
+                  float* out) {
+  if (rows == 0) return cudaSuccess;
+  embed_kernel<<<blocks_for(rows * table.columns), kThreads, 0, stream>>>(table, ids, rows, streams, out);
+  return cudaGetLastError();
+}
+
+cudaError_t rms_norm(cudaStream_t stream, const float* x, int64_t x_stride, const float* weight, float epsilon,
+                     int64_t rows, int64_t width, float* y, int64_t y_stride) {
+  if (rows == 0) return cudaSuccess;
+  rms_norm_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(x, x_stride, weight, epsilon, width, y,
+                                                                        y_stride);
+  return cudaGetLastError();
+}
+
+cudaError_t layer_norm(cudaStream_t stream, const float* x, const float* weight, const float* bias, float epsilon,
+                       int64_t rows, int64_t width, float* y) {
+  if (rows == 0) return cudaSuccess;
+  layer_norm_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(x, weight, bias, epsilon, width, y);
+  return cudaGetLastError();
+}
+
+cudaError_t add(cudaStream_t stream, const float* x, int64_t count, float* y) {
+  if (count == 0) return cudaSuccess;
+  add_kernel<<<blocks_for(count), kThreads, 0, stream>>>(x, count, y);
+  return cudaGetLastError();
+}
+
+cudaError_t swiglu(cudaStream_t stream, const float* gate, const float* up, float limit, int64_t count, float* h) {
+  if (count == 0) return cudaSuccess;
+  swiglu_kernel<<<blocks_for(count), kThreads, 0, stream>>>(gate, up, limit, count, h);
+  return cudaGetLastError();
+}
+
+cudaError_t hyper_maps(cudaStream_t stream, const HyperShape& shape, const float* base, const float* scale,
+                       const float* norm, const float* streams, int64_t rows, float* maps, float* h) {
+  if (rows == 0) return cudaSuccess;
+  if (shape.streams > kMostStreams) return cudaErrorInvalidValue;
+  hyper_maps_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(shape, base, scale, norm, streams, maps, h);
+  return cudaGetLastError();
+}
+
+cudaError_t hyper_leave(cudaStream_t stream, const HyperShape& shape, const float* maps, const float* y, int64_t rows,
+                        float* streams) {
+  if (rows == 0) return cudaSuccess;
+  const unsigned blocks = blocks_for(rows * shape.width);
+  if (shape.streams == 4)
+    hyper_leave_kernel<4><<<blocks, kThreads, 0, stream>>>(shape, maps, y, rows, streams);
+  else
+    hyper_leave_kernel<0><<<blocks, kThreads, 0, stream>>>(shape, maps, y, rows, streams);
+  return cudaGetLastError();
+}
+
+cudaError_t hyper_mean(cudaStream_t stream, const HyperShape& shape, const float* streams, int64_t rows, float* h) {
+  if (rows == 0) return cudaSuccess;
+  hyper_mean_kernel<<<blocks_for(rows * shape.width), kThreads, 0, stream>>>(shape, streams, rows, h);
+  return cudaGetLastError();
+}
+
+cudaError_t route(cudaStream_t stream, const float* logits, const float* bias, int64_t rows, int64_t experts,
+                  int64_t top, float scale, int32_t* chosen, float* weights) {
+  if (rows == 0) return cudaSuccess;
+  // 64 experts a thread and 48 KiB of shared memory.
+  if (experts > 6000) return cudaErrorInvalidValue;
+  route_kernel<<<static_cast<unsigned>(rows), kThreads, static_cast<size_t>(experts) * 8, stream>>>(
+      logits, bias, experts, top, scale, chosen, weights);
+  return cudaGetLastError();
+}
+
+cudaError_t argmax(cudaStream_t stream, const float* logits, int64_t rows, int64_t stride, int64_t limit,
+                   int32_t* ids) {
+  if (rows == 0) return cudaSuccess;
+  argmax_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(logits, stride, limit, ids);
+  return cudaGetLastError();
+}
+
+}  // namespace verbatim::ops::cuda

@@ -1,0 +1,165 @@
+// Products on the matrix units and what stands around them: activations made ready, raw sums of slices, terms and parts
+// added. Bytes: the stored weights once for up to 64 columns (rows times terms), raw sums written and read once.
+#include "ops/cuda/rounding.cuh"
+#include "ops/cuda/sm80_bf16_tile.cuh"
+
+namespace verbatim::ops::cuda {
+
+namespace {
+
+constexpr int kThreads = 256;
+// Up to so many columns, slices are given to blocks of their own.
+constexpr int64_t kSplitColumns = 32;
+
+int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+__global__ void prepare_kernel(Preparation p) {
+  const int64_t blocks = (p.first_column_in_block + p.columns + 15) / 16;
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= p.rows * blocks) return;
+  const int64_t row = i / blocks, block = i % blocks;
+  const int64_t first = block * 16 - p.first_column_in_block;
+  const int64_t begin = first < 0 ? 0 : first, end = first + 16 < p.columns ? first + 16 : p.columns;
+  const float* x = p.x + row * p.x_stride;
+  uint16_t* to = p.to + row * p.stride;
+  const int64_t term_stride = p.rows * p.stride;
+  prepare_block([&](int64_t k) { return x[k]; }, begin, end, p.terms, p.input_scale, to, term_stride);
+  if (block == blocks - 1)
+    for (int t = 0; t < p.terms; ++t)
+      for (int64_t k = p.columns; k < p.stride; ++k) to[t * term_stride + k] = 0;
+}
+
+struct Group {
+  Bf16Product products[kMostGroup];
+  int64_t first_tile[kMostGroup + 1];
+  int64_t slices[kMostGroup];  // that stand in raw
+  int count;
+};
+
+template <int kN>
+__global__ void __launch_bounds__(kTileThreads) product_kernel(const __grid_constant__ Group group) {
+  __shared__ __align__(16) TileShared<kN> shared;
+  int64_t tile = blockIdx.x;
+  int which = 0;
+  while (which + 1 < group.count && tile >= group.first_tile[which + 1]) ++which;
+  const Bf16Product& p = group.products[which];
+  tile -= group.first_tile[which];
+  // Row tiles next to each other, so that they find their weights in the cache.
+  const int64_t columns = p.rows * p.terms, row_tiles = (columns + kN - 1) / kN, slices = group.slices[which];
+  const int64_t column = tile % row_tiles * kN;
+  tile /= row_tiles;
+  const int64_t slice = tile % slices;
+  tile /= slices;
+  const auto part = static_cast<int>(tile % p.parts);
+  const int64_t output = tile / p.parts * kTileOutputs;
+  TileColumns c;
+  c.x = p.x;
+  c.x_stride = p.x_stride;
+  c.x_term_rows = p.rows;
+  c.count = p.rows;
+  c.terms = p.terms;
+  c.raw = p.raw;
+  c.raw_term_rows = p.rows;
+  c.raw_stride = p.weights.rows;
+  const bool split = columns <= kSplitColumns;
+  with_form(p.weights.form, [&]<WeightForm kForm>() {
+    if constexpr (kForm != WeightForm::kF32)
+      bf16_tile<kForm, kN>(p.weights, c, output, column, p.parts, part, slices, split ? slice : -1, shared);
+  });
+}
+
+struct FinishGroup {
+  Finish finishes[kMostGroup];
+  int count;
+};
+
+__global__ void finish_kernel(const __grid_constant__ FinishGroup group) {
+  const Finish& f = group.finishes[blockIdx.y];
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= f.rows * f.outputs) return;
+  const int64_t row = i / f.outputs, output = i % f.outputs;
+  const int64_t term_stride = f.rows * f.outputs, slice_stride = f.terms * term_stride;
+  float stack[16];
+  int depth = 0;
+  for (int part = 0; part < f.parts; ++part) {
+    float sum = 0.0f;
+    for (int t = 0; t < f.terms; ++t) {
+      const float* raw = f.raw + part * f.slices * slice_stride + t * term_stride + i;
+      float term = raw[0];
+      for (int64_t s = 1; s < f.slices; ++s) term = term + raw[s * slice_stride];
+      term = term * f.scale;
+      sum = t == 0 ? term : sum + term;
+    }
+    stack[depth++] = sum;
+    for (int done = part + 1; done % 2 == 0; done /= 2) {
+      --depth;
+      stack[depth - 1] = stack[depth - 1] + stack[depth];
+    }
+  }
+  for (; depth > 1; --depth) stack[depth - 2] = stack[depth - 2] + stack[depth - 1];
+  f.y[row * f.y_stride + output] = stack[0];
+}
+
+template <int kN>
+cudaError_t launch(cudaStream_t stream, const Bf16Product* products, int count, bool split) {
+  Group group{};
+  group.count = count;
+  int64_t total = 0;
+  for (int i = 0; i < count; ++i) {
+    const Bf16Product& p = products[i];
+    group.products[i] = p;
+    group.slices[i] = split ? slices_of(p.weights, p.parts) : 1;
+    group.first_tile[i] = total;
+    total += tiles(p.rows * p.terms, kN) * group.slices[i] * p.parts * tiles(p.weights.rows, kTileOutputs);
+  }
+  if (total == 0) return cudaSuccess;
+  product_kernel<kN><<<static_cast<unsigned>(total), kTileThreads, 0, stream>>>(group);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+int64_t slices_of(const Weights& w, int parts) {
+  const int64_t length = w.columns / parts;
+  if (w.form != WeightForm::kFp8Block) return length == 0 ? 1 : tiles(length, kSliceColumns);
+  int64_t most = 1;
+  for (int part = 0; part < parts; ++part) {
+    int64_t count = 0;
+    while (slice_begin(w, part * length, count) < (part + 1) * length) ++count;
+    most = count > most ? count : most;
+  }
+  return most;
+}
+
+bool splits_slices(int64_t rows, int terms) { return rows * terms <= kSplitColumns; }
+
+cudaError_t prepare(cudaStream_t stream, const Preparation& p) {
+  const int64_t blocks = (p.first_column_in_block + p.columns + 15) / 16;
+  if (p.rows * blocks == 0) return cudaSuccess;
+  prepare_kernel<<<static_cast<unsigned>(tiles(p.rows * blocks, kThreads)), kThreads, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+cudaError_t bf16_products(cudaStream_t stream, const Bf16Product* products, int count) {
+  const int64_t columns = products[0].rows * products[0].terms;
+  const bool split = splits_slices(products[0].rows, products[0].terms);
+  if (columns <= 8) return launch<8>(stream, products, count, split);
+  if (columns <= 32) return launch<32>(stream, products, count, split);
+  return launch<64>(stream, products, count, split);
+}
+
+cudaError_t finish_products(cudaStream_t stream, const Finish* finishes, int count) {
+  FinishGroup group{};
+  group.count = count;
+  int64_t most = 0;
+  for (int i = 0; i < count; ++i) {
+    group.finishes[i] = finishes[i];
+    most = finishes[i].rows * finishes[i].outputs > most ? finishes[i].rows * finishes[i].outputs : most;
+  }
+  if (most == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(tiles(most, kThreads)), static_cast<unsigned>(count));
+  finish_kernel<<<grid, kThreads, 0, stream>>>(group);
+  return cudaGetLastError();
+}
+
+}  // namespace verbatim::ops::cuda

@@ -1,0 +1,24 @@
+// The CUDA backend, without CUDA's headers.
+#pragma once
+
+#include <memory>
+
+#include "ops/ops.h"
+
+namespace verbatim::ops {
+
+enum class Activations {
+  kBf16,    // what ships: a product's activations are rounded to bfloat16, but for Matrix::float_input
+  kSplit3,  // to test by: each activation as three bfloat16 terms through the same kernels, results added
+};
+
+struct CudaOptions {
+  int device = 0;
+  Activations activations = Activations::kBf16;
+};
+
+// Throws Error(kUnsupported) if this build has no CUDA, the machine no such device, or the device is older than what
+// the kernels were built for.
+std::unique_ptr<Ops> make_cuda_ops(const CudaOptions& options);
+
+}  // namespace verbatim::ops
