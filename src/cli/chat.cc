@@ -93,6 +93,12 @@ void run(const Options& options) {
   auto tokenizer = text::Tokenizer::load(directory / "tokenizer.json");
   auto chat_template = text::ChatTemplate::load(directory);
   SoloGenerator generator(options);
+  if (tokenizer.size() > generator.config().vocabulary)
+    fail(ErrorKind::kFormat, options.path,
+         "tokenizer.json has ids up to {}, the model's vocabulary ends at {}; use the tokenizer.json that belongs to "
+         "the "
+         "checkpoint",
+         tokenizer.size() - 1, generator.config().vocabulary - 1);
   generator.set_limit(tokenizer.size());
   ChatModel model{std::move(tokenizer), std::move(chat_template), generator.config().end_tokens, generator.context(),
                   (directory / "tokenizer.json").string()};

@@ -101,37 +101,64 @@ TEST(ChatTerminal, WritingToAClosedFileIsAnError) {
   close(ends[0]);
 }
 
-// The built program on a checkpoint of random weights: its reply goes on until it is stopped.
-TEST(ChatCommand, ControlCStopsTheReplyAndNotTheProgram) {
-  namespace files = std::filesystem;
-  const files::path directory = files::path(testing::TempDir()) / ("chat." + std::to_string(getpid()));
-  files::create_directories(directory);
-  for (const auto& entry : files::directory_iterator(files::path(VERBATIM_TINY) / "tiny-bf16"))
-    files::copy(entry.path(), directory / entry.path().filename(), files::copy_options::recursive);
-  std::ofstream(directory / "tokenizer.json") << text::byte_tokenizer_json(text::chat_tokens());
-  std::ofstream(directory / "chat_template.jinja") << kToyTemplate;
-  const std::string path = directory.string();
-  {
-    Terminal terminal([&path]() -> int {
-      execl(VERBATIM_PROGRAM, VERBATIM_PROGRAM, "chat", path.c_str(), "--context", "100000", "--threads", "2", nullptr);
-      return 127;
-    });
-    terminal.expect("> ");
-    terminal.type("hello\n");
-    terminal.expect("\x1b[2m");  // reasoning
-    terminal.type("\x03");
-    terminal.expect("[interrupted: ");
-    terminal.expect("> ");
-    terminal.type("/reset\n");
-    terminal.expect("(a new conversation)");
-    terminal.type("again\n");
-    terminal.expect("\x1b[2m");
-    terminal.type("\x03");
-    terminal.expect("[interrupted: ");
-    terminal.type("\x04");
-    EXPECT_EQ(terminal.leave(), 0);
+// A tiny checkpoint of random weights with a tokenizer and a template.
+class ChatCommand : public testing::Test {
+ protected:
+  void SetUp() override {
+    namespace files = std::filesystem;
+    directory_ = files::path(testing::TempDir()) / ("chat." + std::to_string(getpid()));
+    files::create_directories(directory_);
+    for (const auto& entry : files::directory_iterator(files::path(VERBATIM_TINY) / "tiny-bf16"))
+      files::copy(entry.path(), directory_ / entry.path().filename(), files::copy_options::recursive);
+    write_tokenizer(text::chat_tokens());
+    std::ofstream(directory_ / "chat_template.jinja") << kToyTemplate;
   }
-  files::remove_all(directory);
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+  void write_tokenizer(const std::vector<std::string>& added) {
+    std::ofstream(directory_ / "tokenizer.json") << text::byte_tokenizer_json(added);
+  }
+  int run() const {
+    const std::string path = directory_.string();
+    execl(VERBATIM_PROGRAM, VERBATIM_PROGRAM, "chat", path.c_str(), "--context", "100000", "--threads", "2", nullptr);
+    return 127;
+  }
+  std::filesystem::path directory_;
+};
+
+// Random weights: the reply goes on until it is stopped.
+TEST_F(ChatCommand, ControlCStopsTheReplyAndNotTheProgram) {
+  Terminal terminal([this] { return run(); });
+  terminal.expect("> ");
+  terminal.type("hello\n");
+  terminal.expect("\x1b[2m");  // reasoning
+  terminal.type("\x03");
+  terminal.expect("[interrupted: ");
+  terminal.expect("> ");
+  terminal.type("/reset\n");
+  terminal.expect("(a new conversation)");
+  terminal.type("again\n");
+  terminal.expect("\x1b[2m");
+  terminal.type("\x03");
+  terminal.expect("[interrupted: ");
+  terminal.type("\x04");
+  EXPECT_EQ(terminal.leave(), 0);
+}
+
+TEST_F(ChatCommand, RefusesATokenizerOfAnotherModel) {
+  std::vector<std::string> many = text::chat_tokens();
+  for (int i = 0; i < 300; ++i) many.push_back("<extra " + std::to_string(i) + ">");
+  write_tokenizer(many);
+  Terminal terminal([this] { return run(); });
+  terminal.expect("tokenizer.json has ids up to 568, the model's vocabulary ends at 511");
+  EXPECT_EQ(terminal.leave(), 1);
+}
+
+TEST_F(ChatCommand, RefusesATokenizerWithoutTheTags) {
+  write_tokenizer({"<|user|>", "<think>", "</think>"});
+  Terminal terminal([this] { return run(); });
+  terminal.expect(
+      "the tokenizer has no added token <tool_call> </tool_call> <arg_key> </arg_key> <arg_value> </arg_value>");
+  EXPECT_EQ(terminal.leave(), 1);
 }
 
 }  // namespace
