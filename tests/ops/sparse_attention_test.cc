@@ -147,7 +147,7 @@ TEST(Sparse, TiesAcrossTheLastPlaceAreFilledFromBelow) {
   const SparseRows rows = run_sparse_pieces(*backend.ops, p, p.rows);
   EXPECT_EQ(rows.pools[79], (std::vector<int32_t>{0, 2, 3, 4, 7, 11, 15, 19}));  // 20 pools: 5 best, 3 of the next
   EXPECT_EQ(rows.pools[127], (std::vector<int32_t>{3, 7, 11, 15, 19, 23, 27, 31}));
-  // Negative weights turn the order; relu makes zeros of both signs tie.
+  // Negative weights turn the order: the zeros that relu leaves tie and lead.
   std::fill(p.head_weights.begin(), p.head_weights.end(), -1.0f);
   const SparseRows turned = run_sparse_pieces(*backend.ops, p, p.rows);
   EXPECT_EQ(turned.pools[79], (std::vector<int32_t>{0, 1, 2, 4, 5, 9, 13, 17}));
