@@ -19,6 +19,7 @@
 #include "model/glm.h"
 #include "ops/ops.h"
 #include "state/solo.h"
+#include "tests/tested_backend.h"
 
 namespace verbatim::model {
 
@@ -73,9 +74,10 @@ inline std::string first_difference(std::span<const float> a, std::span<const fl
   return {};
 }
 
+// The CPU, or whatever backend the binary tests (tests/tested_backend.h).
 struct Cpu {
   explicit Cpu(int threads = 2, ops::CpuIsa isa = ops::CpuIsa::kBest)
-      : pool(threads), ops(ops::make_cpu_ops(pool, isa)) {}
+      : pool(threads), ops(ops::tested_backend.make_for_models(pool, isa)) {}
   ThreadPool pool;
   std::unique_ptr<ops::Ops> ops;
 };

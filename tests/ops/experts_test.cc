@@ -134,7 +134,7 @@ constexpr Shape kShapes[] = {
     {WeightForm::kNvfp4, 20, 256, 128, 128, 5, 8, 1, 10.0f}};
 
 TEST(Experts, MatchFloat64AndAgreeInBits) {
-  const EveryBackend backends;
+  const EveryBackend backends(Bits::kOfOneBackend);
   for (const Shape& shape : kShapes) {
     const Case c(shape);
     const std::string what = std::string(form_name(shape.form)) + " " + std::to_string(shape.width);
@@ -211,7 +211,7 @@ TEST(Experts, AreTheirParts) {
 }
 
 TEST(Experts, RowsTogetherAreEachAlone) {
-  const EveryBackend backends;
+  const EveryBackend backends(Bits::kOfOneBackend);
   for (const Shape& shape : {kShapes[1], kShapes[2], kShapes[5]})
     for (const float input_scale : {0.0f, 0.003f}) {
       const Case c(shape, input_scale);

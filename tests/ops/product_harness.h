@@ -148,8 +148,11 @@ inline Reference reference_product(const std::vector<double>& w, int64_t outputs
 inline std::vector<double> widen(const Floats& x) { return {x.begin(), x.end()}; }
 
 // Roundings that a term of a dot meets at most: 16 in its lane, 4 in the lane tree, its slices, the tree of parts, the
-// weight's own and the scale's.
+// weight's own and the scale's. The matrix units cut each of a slice's 16 steps off instead of rounding it, and align
+// its products to the largest before: counted as three; three terms of an activation add two sums.
 inline double dot_roundings(int64_t columns, int parts) {
+  if (tested_backend.is_cuda)
+    return 3 * 16 + static_cast<double>((columns / parts + 127) / 128) + std::ceil(std::log2(parts)) + 4;
   const auto slices = static_cast<double>((columns / parts + 255) / 256);
   return 16 + 4 + slices + std::ceil(std::log2(parts)) + 2;
 }
@@ -181,9 +184,17 @@ inline void expect_far(const std::string& what, const Floats& got, const std::ve
 }
 
 // Every instruction set of this machine with one, two and three threads; those that are missing are named once.
+// Where CUDA is tested, it and the plain CPU, whose bits it has too but for products on the matrix units.
+enum class Bits { kOfEveryBackend, kOfOneBackend };
+
 class EveryBackend {
  public:
-  EveryBackend() {
+  explicit EveryBackend(Bits bits = Bits::kOfEveryBackend) {
+    if (tested_backend.is_cuda) {
+      if (bits == Bits::kOfEveryBackend) add(CpuIsa::kPlain, "plain", 1);
+      add(CpuIsa::kBest, "cuda", 1);
+      return;
+    }
     constexpr std::pair<CpuIsa, const char*> kSets[] = {
         {CpuIsa::kPlain, "plain"}, {CpuIsa::kAvx2, "avx2"}, {CpuIsa::kAvx512, "avx512"}};
     int threads = 1;
@@ -193,14 +204,12 @@ class EveryBackend {
         continue;
       }
       for (int i = 0; i < (isa == CpuIsa::kPlain ? 1 : 2); ++i) {
-        backends_.push_back(std::make_unique<Backend>(isa, threads));
-        names_.push_back(std::string(name) + " with " + std::to_string(threads) + " threads");
+        add(isa, name, threads);
         threads = threads % 3 + 1;
       }
     }
     // plain 1, avx2 2 and 3, avx512 1 and 2; and the best again with 3.
-    backends_.push_back(std::make_unique<Backend>(CpuIsa::kBest, 3));
-    names_.emplace_back("best with 3 threads");
+    add(CpuIsa::kBest, "best", 3);
   }
 
   // The result of the first, after comparing all others with it bit by bit.
@@ -214,6 +223,11 @@ class EveryBackend {
   const std::vector<std::unique_ptr<Backend>>& all() const { return backends_; }
 
  private:
+  void add(CpuIsa isa, const char* name, int threads) {
+    backends_.push_back(std::make_unique<Backend>(isa, threads));
+    names_.push_back(std::string(name) + " with " + std::to_string(threads) + " threads");
+  }
+
   std::vector<std::unique_ptr<Backend>> backends_;
   std::vector<std::string> names_;
 };

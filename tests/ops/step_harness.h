@@ -13,6 +13,7 @@
 
 #include "base/thread_pool.h"
 #include "ops/ops.h"
+#include "tests/tested_backend.h"
 
 namespace verbatim::ops {
 
@@ -115,7 +116,7 @@ void feed_windows(int64_t rows, int64_t window, const Accepted& accepted, const 
 inline constexpr int64_t kJunkRows = 64;
 
 struct Backend {
-  explicit Backend(CpuIsa isa = CpuIsa::kBest, int threads = 2) : pool(threads), ops(make_cpu_ops(pool, isa)) {}
+  explicit Backend(CpuIsa isa = CpuIsa::kBest, int threads = 2) : pool(threads), ops(tested_backend.make(pool, isa)) {}
   ThreadPool pool;
   std::unique_ptr<Ops> ops;
 };

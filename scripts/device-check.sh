@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Checks the CUDA backend on a machine with a device and little else (a compiler, CMake, ninja, nvcc; no network).
+#   scripts/device-check.sh pack      here: gathers the headers and libraries that the build needs in build/device (3 MB),
+#                                     to be carried with the source tree
+#   scripts/device-check.sh run [OUT] there: builds, runs the tests labelled cuda, prints a table; logs go to OUT
+set -euo pipefail
+cd "$(dirname "$0")/.."
+carried=build/device/prefix
+
+pack() {
+  mkdir -p "$carried/include" "$carried/lib/cmake"
+  cp -r /usr/include/{fmt,nlohmann,CLI,gtest,gmock} "$carried/include/"
+  local libraries
+  libraries=$(dirname "$(find /usr/lib -name libgtest.a | head -n 1)")
+  cp "$libraries"/lib{gtest,gtest_main,gmock,gmock_main}.a "$carried/lib/"
+  cp -r "$libraries/cmake/GTest" "$carried/lib/cmake/"
+  # The package's paths are those of its own system; these are relative.
+  sed -i 's|lib/[a-z0-9_]*-linux-gnu/|lib/|' "$carried"/lib/cmake/GTest/*.cmake
+  sed -i '/get_filename_component(_IMPORT_PREFIX/d; s|^# Use original install prefix.*||' \
+    "$carried/lib/cmake/GTest/GTestTargets.cmake" "$carried/lib/cmake/GTest/GMockTargets.cmake"
+  sed -i '1i get_filename_component(_IMPORT_PREFIX "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)' \
+    "$carried/lib/cmake/GTest/GTestTargets.cmake" "$carried/lib/cmake/GTest/GMockTargets.cmake"
+  for package in cli11 nlohmann_json fmt; do
+    for place in /usr/share/cmake /usr/lib/cmake "$libraries/cmake"; do
+      find "$place" -maxdepth 1 -iname "$package" -exec cp -r {} "$carried/lib/cmake/" \; 2>/dev/null || true
+    done
+  done
+  du -sh "$carried"
+}
+
+run() {
+  local out=${1:-build/device/out} jobs
+  jobs=$(nproc)
+  mkdir -p "$out"
+  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || true
+  export CPLUS_INCLUDE_PATH="$PWD/$carried/include"
+  # Warnings of a compiler that this project is not developed with are no errors.
+  printf '#!/bin/sh\nexec "$@" -Wno-error\n' > build/device/launcher
+  chmod +x build/device/launcher
+  local start=$SECONDS
+  cmake -S . -B build/device/build -G Ninja -DCMAKE_BUILD_TYPE=Release -DVERBATIM_CORE_ONLY=ON -DVERBATIM_CUDA=ON \
+    -DCMAKE_CUDA_ARCHITECTURES="${ARCHITECTURES:-90a}" -DCMAKE_PREFIX_PATH="$PWD/$carried" \
+    -DCMAKE_CXX_COMPILER_LAUNCHER="$PWD/build/device/launcher" > "$out/configure.log" 2>&1 \
+    || { tail -n 30 "$out/configure.log"; exit 1; }
+  cmake --build build/device/build -j "$jobs" --target \
+    verbatim cuda_ops_tests cuda_model_tests cuda_device_tests > "$out/build.log" 2>&1 \
+    || { grep -E "error|FAILED" -A 5 "$out/build.log" | head -n 60; exit 1; }
+  echo "built in $((SECONDS - start)) s on $jobs cores"
+  local failed=0
+  for tests in cuda_device_tests cuda_model_tests cuda_ops_tests; do
+    start=$SECONDS
+    local filter="*"
+    if [ $tests = cuda_model_tests ]; then filter="-Bits.FiveThousandTokens"; fi
+    timeout 140 build/device/build/tests/cuda/$tests --gtest_filter="$filter" > "$out/$tests.log" 2>&1 || failed=1
+    echo "== $tests, $((SECONDS - start)) s"
+    grep -E "^\[  (PASSED|FAILED|SKIPPED) " "$out/$tests.log" || tail -n 5 "$out/$tests.log"
+    grep -E -A 5 "Failure|what\(\)|exception" "$out/$tests.log" | cut -c 1-220 | head -n 40 || true
+  done
+  grep -hE "^(tiny|text|decode|mtp|nvfp4|mixed|compressed|fp8|largest)" "$out"/cuda_{device,model}_tests.log || true
+  return $failed
+}
+
+case "${1:-}" in
+  pack) pack ;;
+  run) shift; run "$@" ;;
+  *) sed -n '2,6p' "$0"; exit 2 ;;
+esac

@@ -1,0 +1,136 @@
+// Models whose weights, caches and rows are all in device memory, as `generate --backend cuda` runs them.
+#include <gtest/gtest.h>
+
+#include "ops/cuda_backend.h"
+#include "ops/devices.h"
+#include "tests/model/tiny_models.h"
+
+namespace verbatim::model {
+namespace {
+
+using ops::Activations;
+
+class DeviceModel : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (ops::cuda_devices().empty()) GTEST_SKIP() << "this machine has no CUDA device";
+  }
+  static std::unique_ptr<ops::Ops> cuda(Activations activations) { return ops::make_cuda_ops({0, activations}); }
+};
+
+struct Uploaded {
+  Loaded loaded;
+  Uploaded(ops::Ops& ops, const char* directory, Precision precision = Precision::kFull)
+      : loaded(tiny(directory), precision) {
+    upload_weights(ops, loaded.model);
+  }
+  const Model& model() const { return loaded.model; }
+};
+
+using DeviceUpload = DeviceModel;
+
+TEST_F(DeviceUpload, KeepsEveryStoredBit) {
+  const auto device = cuda(Activations::kBf16);
+  int64_t matrices = 0;
+  const auto expect_same = [&](const Matrix& stored) {
+    const Matrix copy = device->upload(stored);
+    const auto same = [&](const void* host, const void* there, int64_t bytes) {
+      std::vector<std::byte> back(static_cast<size_t>(bytes));
+      device->copy_out(back.data(), there, back.size());
+      EXPECT_EQ(std::memcmp(back.data(), host, back.size()), 0);
+    };
+    const int64_t bytes = stored.row_bytes;
+    for (int64_t row = 0; row < stored.rows; row += 1 + stored.rows / 40) {
+      same(stored.data + row * stored.row_bytes, copy.data + row * copy.row_bytes, bytes);
+      if (stored.block_scale != nullptr)
+        same(stored.block_scale + row * stored.block_scale_stride, copy.block_scale + row * copy.block_scale_stride,
+             stored.columns / 16);
+      if (stored.grid_scale != nullptr)
+        same(stored.grid_scale + row / 128 * stored.grid_stride, copy.grid_scale + row / 128 * copy.grid_stride,
+             4 * stored.grid_stride);
+    }
+    ++matrices;
+  };
+  for (const char* directory : {"tiny-bf16", "tiny-nvfp4", "tiny-fp8"}) {
+    const Loaded loaded{tiny(directory)};
+    const Weights& w = loaded.model.weights;
+    expect_same(w.embedding);
+    for (const Layer& layer : w.layers) {
+      expect_same(layer.attention_site.hyper.fn);
+      if (layer.mixer == MixerKind::kLinear) expect_same(layer.linear.q);
+      if (layer.mixer == MixerKind::kSparse) expect_same(layer.sparse.kv_b);
+      if (layer.ffn == FfnKind::kDense) expect_same(layer.mlp.down);
+      for (const ops::ExpertWeights& expert : layer.moe.experts) {
+        expect_same(expert.gate);
+        expect_same(expert.down);
+      }
+    }
+  }
+  std::printf("%ld matrices read back\n", static_cast<long>(matrices));
+}
+
+TEST_F(DeviceModel, GoldensWithThreeTerms) {
+  const auto device = cuda(Activations::kSplit3);
+  const Golden golden;
+  const auto check = [&](const char* directory, Precision precision, const std::string& ids,
+                         const std::string& logits) {
+    const Uploaded up(*device, directory, precision);
+    const std::vector<float> expected = golden.floats(logits);
+    const double error = relative_error(last_rows(prompt_logits(*device, up.model(), golden.ids(ids)),
+                                                  static_cast<int64_t>(expected.size()) / 512, 512),
+                                        expected);
+    std::printf("%s %-24s %.2e\n", directory, logits.c_str(), error);
+    EXPECT_LT(error, 1e-4) << directory << " " << logits;
+  };
+  check("tiny-bf16", Precision::kFull, "text.300.ids", "text.300.logits");
+  check("tiny-nvfp4", Precision::kFull, "nvfp4.ids", "nvfp4.w4a16_logits");
+  check("tiny-nvfp4", Precision::kCheckpoint, "nvfp4.w4a4.ids", "nvfp4.w4a4_logits");
+  check("tiny-w4a4-experts", Precision::kFull, "mixed.w4a16.ids", "mixed.w4a16_logits");
+  check("tiny-w4a4-experts", Precision::kCheckpoint, "mixed.w4a4.ids", "mixed.w4a4_logits");
+
+  const Uploaded up(*device, "tiny-bf16");
+  const std::vector<int32_t> expected = golden.ids("greedy.ids");
+  state::Solo solo(*device, up.model(), 60, 60);
+  solo.feed(std::span(expected).first(20));
+  std::vector<int32_t> ids(expected.begin(), expected.begin() + 20);
+  while (ids.size() < 60) {
+    ids.push_back(solo.greedy(up.model().config.vocabulary));
+    solo.feed(std::span(ids).last(1));
+  }
+  EXPECT_EQ(ids, expected);
+}
+
+// As shipped: the cut of a prompt changes no bit.
+TEST_F(DeviceModel, ChunksOfAPrompt) {
+  const auto device = cuda(Activations::kBf16);
+  for (const auto& [directory, precision] :
+       {std::pair{"tiny-bf16", Precision::kFull}, std::pair{"tiny-nvfp4", Precision::kFull},
+        std::pair{"tiny-nvfp4", Precision::kCheckpoint}, std::pair{"tiny-fp8", Precision::kFull}}) {
+    const Uploaded up(*device, directory, precision);
+    const std::vector<int32_t> ids = random_ids(200, 1);
+    const std::vector<float> whole = prompt_logits(*device, up.model(), ids);
+    for (const float logit : whole) ASSERT_TRUE(std::isfinite(logit));
+    EXPECT_EQ(first_difference(prompt_logits(*device, up.model(), ids), whole), "") << directory << ", twice";
+    for (const int64_t chunk : {1, 7, 16, 33, 64, 65})
+      EXPECT_EQ(first_difference(prompt_logits(*device, up.model(), ids, chunk), whole), "")
+          << directory << " in chunks of " << chunk;
+  }
+}
+
+TEST_F(DeviceModel, FiveThousandTokens) {
+  const auto device = cuda(Activations::kBf16);
+  const Uploaded up(*device, "tiny-nvfp4");
+  const std::vector<int32_t> ids = random_ids(5000, 3);
+  const std::vector<float> whole = prompt_logits(*device, up.model(), ids);
+  for (const int64_t chunk : {511, 2048})
+    EXPECT_EQ(first_difference(prompt_logits(*device, up.model(), ids, chunk), whole), "") << chunk;
+  // The last tokens one by one.
+  state::Solo solo(*device, up.model(), 5000, 4700);
+  solo.feed(std::span(ids).first(4700));
+  std::vector<float> logits;
+  for (size_t i = 4700; i < 5000; ++i) solo.feed(std::span(ids).subspan(i, 1), &logits);
+  EXPECT_EQ(first_difference(logits, std::span(whole).last(logits.size())), "");
+}
+
+}  // namespace
+}  // namespace verbatim::model
