@@ -15,6 +15,7 @@
 #include "cli/source.h"
 #include "cli/text_bridge.h"
 #include "model/glm.h"
+#include "ops/cuda_backend.h"
 #include "ops/devices.h"
 #include "state/solo.h"
 
@@ -23,7 +24,7 @@ namespace verbatim::cli {
 namespace {
 
 struct Options {
-  std::string path, prompt, backend = "cpu", precision = "full", isa = "best", logits;
+  std::string path, prompt, backend = "cpu", precision = "full", isa = "best", activations = "bf16", logits;
   std::vector<int32_t> ids;
   int64_t tokens = 32, chunk = 512;
   int threads = 0, sum_parts = 1;
@@ -61,14 +62,26 @@ ops::CpuIsa parse_isa(const std::string& name) {
   return ops::CpuIsa::kBest;
 }
 
+std::unique_ptr<ops::Ops> make_ops(const Options& options, ThreadPool& pool) {
+  if (options.backend == "cpu") return ops::make_cpu_ops(pool, parse_isa(options.isa));
+  return ops::make_cuda_ops(
+      {.device = 0,
+       .activations = options.activations == "split3" ? ops::Activations::kSplit3 : ops::Activations::kBf16});
+}
+
 Result run(const Options& options) {
   const auto start = std::chrono::steady_clock::now();
   if (options.temperature != 0)
     fail(ErrorKind::kUsage, "--temperature", "{}; generate is greedy, so only 0 is accepted", options.temperature);
   if (options.ids.empty() == options.prompt.empty())
     fail(ErrorKind::kUsage, "generate", "give a prompt either as --ids 1,2,3 or as --prompt TEXT");
-  if (options.backend == "cuda")
-    fail(ErrorKind::kUnsupported, "--backend", "cuda does not run the model in this build; use --backend cpu");
+  if (options.backend == "cuda" && !ops::cuda_is_built())
+    fail(ErrorKind::kUnsupported, "--backend", "this build has no CUDA; build with VERBATIM_CUDA=ON or use cpu");
+  if (options.backend == "cpu" && options.activations != "bf16")
+    fail(ErrorKind::kUsage, "--activations", "{} is for --backend cuda; the CPU's activations are float32",
+         options.activations);
+  if (options.backend == "cuda" && options.isa != "best")
+    fail(ErrorKind::kUsage, "--isa", "{} is for --backend cpu", options.isa);
   const Source source = open_source(options.path, "");
   Result result;
   result.prompt = options.prompt.empty() ? options.ids : encode_prompt(options.path, options.prompt);
@@ -82,12 +95,13 @@ Result run(const Options& options) {
 
   ThreadPool pool(options.threads > 0 ? options.threads
                                       : std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
-  const auto ops = ops::make_cpu_ops(pool, parse_isa(options.isa));
+  const auto ops = make_ops(options, pool);
   result.ops_name = ops->name();
-  const model::Model model = model::load_model(
+  model::Model model = model::load_model(
       source.checkpoint, source.config,
       options.precision == "checkpoint" ? model::Precision::kCheckpoint : model::Precision::kFull, options.sum_parts);
   result.bytes_per_token = model::weight_bytes_per_token(model);
+  model::upload_weights(*ops, model);
   state::Solo solo(*ops, model, most, std::min(options.chunk, most));
   result.load_s = seconds_since(start);
 
@@ -168,6 +182,11 @@ void add_generate(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--isa", options->isa, "Instruction set of the CPU backend; all give the same bits")
       ->check(CLI::IsMember({"best", "plain", "avx2", "avx512"}))
+      ->capture_default_str();
+  command
+      ->add_option("--activations", options->activations,
+                   "Of products on CUDA: rounded to bf16, or in three bf16 terms (split3, to test by)")
+      ->check(CLI::IsMember({"bf16", "split3"}))
       ->capture_default_str();
   command->add_option("--precision", options->precision, "full: W4A16; checkpoint: the checkpoint's own math")
       ->check(CLI::IsMember({"full", "checkpoint"}))
