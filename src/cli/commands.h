@@ -5,6 +5,7 @@
 
 namespace verbatim::cli {
 
+void add_bench(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_plan(CLI::App& app);

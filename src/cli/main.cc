@@ -10,6 +10,7 @@ int main(int argc, char** argv) {
   CLI::App app("Reads GLM-5.3-Flash checkpoints as stored, and runs them with one result.", "verbatim");
   app.require_subcommand(1);
   app.failure_message(CLI::FailureMessage::simple);
+  cli::add_bench(app);
   cli::add_generate(app);
   cli::add_inspect(app);
   cli::add_plan(app);

@@ -45,15 +45,16 @@ DraftPolicy::History DraftPolicy::begin() {
 
 double DraftPolicy::cost(int drafts) const {
   if (seconds_[static_cast<size_t>(drafts)] > 0) return seconds_[static_cast<size_t>(drafts)];
-  // From the nearest depths that were measured; before any was, a draft is taken to cost a tenth of a step.
+  // From the nearest depths that were measured. Past them a draft is taken to cost a fiftieth of a step: little, so
+  // that it is tried, and then measured.
   int below = drafts, above = drafts;
   while (below > 0 && seconds_[static_cast<size_t>(below)] == 0) --below;
   while (above < kMaxDrafts && seconds_[static_cast<size_t>(above)] == 0) ++above;
   const double low = seconds_[static_cast<size_t>(below)], high = seconds_[static_cast<size_t>(above)];
   if (low > 0 && high > 0) return low + (high - low) * (drafts - below) / (above - below);
-  if (low > 0) return low * (1.0 + 0.1 * (drafts - below));
-  if (high > 0) return high / (1.0 + 0.1 * (above - drafts));
-  return 1.0 + 0.1 * drafts;
+  if (low > 0) return low * (1.0 + 0.02 * (drafts - below));
+  if (high > 0) return high / (1.0 + 0.02 * (above - drafts));
+  return 1.0 + 0.02 * drafts;
 }
 
 int DraftPolicy::depth(History& history) const {
@@ -78,7 +79,7 @@ void DraftPolicy::record_acceptance(History& history, int drafted, int accepted)
     const float hit = i < accepted ? 1.0f : 0.0f;
     float& own = history.acceptance[static_cast<size_t>(i)];
     float& typical = typical_[static_cast<size_t>(i)];
-    own += 0.2f * (hit - own);
+    own += 0.1f * (hit - own);
     typical += 0.02f * (hit - typical);
   }
 }

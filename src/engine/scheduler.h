@@ -33,7 +33,7 @@ struct SchedulerOptions {
   bool draft_from_text = true;    // also copy from the text itself
   int64_t snapshot_bytes = 0;     // memory for the prefix tree's snapshots; 0: no prefix cache
   int64_t snapshot_every = 4096;  // tokens between snapshots of a long prompt, rounded up to whole pages
-  DraftSource draft_source;
+  DraftSource draft_source = {};
 };
 
 struct SchedulerStats {

@@ -1,0 +1,126 @@
+// A model that returns at once: the next token follows from the last one by arithmetic, and its next-n layer agrees
+// with it as often as asked. What a sequence holds is recorded, so that a wrong span, page or restore is noticed.
+#pragma once
+
+#include <map>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "engine/step_model.h"
+#include "state/storage.h"
+
+namespace verbatim::engine {
+
+struct StubOptions {
+  int32_t vocabulary = 512;
+  int64_t max_rows = 512, slots = 64, pages = 4096, max_positions = 1 << 20;
+  int hits_in_ten = 10;  // of the next-n layer's drafts
+  double step_s = 0;     // simulated time of a forward
+  double draft_s = 0;    // and of a next-n step
+};
+
+class StubModel final : public StepModel {
+ public:
+  explicit StubModel(StubOptions options) : options_(options), slots_(static_cast<size_t>(options.slots)) {
+    sizes_.vocabulary = sizes_.vocabulary_limit = options.vocabulary;
+    sizes_.max_positions = options.max_positions;
+    sizes_.max_rows = options.max_rows;
+    sizes_.slots = options.slots;
+    sizes_.pages = options.pages;
+    sizes_.snapshot_bytes = 64;
+    sizes_.has_next_n = true;
+  }
+
+  // The reply's next token after `last` at `position`.
+  int32_t follower(int32_t last, int64_t position) const {
+    return static_cast<int32_t>((static_cast<uint64_t>(last) * 7919 + static_cast<uint64_t>(position) * 104729 + 13) %
+                                static_cast<uint64_t>(options_.vocabulary));
+  }
+
+  const StepModelSizes& sizes() const override { return sizes_; }
+
+  void forward(std::span<const ops::Span> spans, std::span<const int32_t> ids) override {
+    wait(options_.step_s);
+    ++forwards;
+    answers_.assign(ids.size(), 0);
+    for (const ops::Span& span : spans) {
+      int64_t& length = slots_[static_cast<size_t>(span.sequence)];
+      if (span.position > length) throw std::runtime_error("a span begins past what its sequence holds");
+      length = span.position + span.certain;
+      for (int64_t row = 0; row < span.rows; ++row) {
+        const int64_t position = span.position + row;
+        if (span.pages[position / ops::kPageTokens] < 0 || span.pages[position / ops::kPageTokens] >= sizes_.pages)
+          throw std::runtime_error("a page that does not exist");
+        const auto at = static_cast<size_t>(span.first_row + row);
+        answers_[at] = follower(ids[at], position);
+        if (row >= span.certain) length = position + 1;  // may be taken back, or go on
+      }
+    }
+  }
+  std::span<const float> logits(std::span<const int32_t> rows) override {
+    logits_.assign(rows.size() * static_cast<size_t>(options_.vocabulary), 0.0f);
+    for (size_t i = 0; i < rows.size(); ++i)
+      logits_[i * static_cast<size_t>(options_.vocabulary) +
+              static_cast<size_t>(answers_[static_cast<size_t>(rows[i])])] = 10.0f;
+    return logits_;
+  }
+  std::span<const int32_t> greedy(std::span<const int32_t> rows) override {
+    greedy_.clear();
+    for (const int32_t row : rows) greedy_.push_back(answers_[static_cast<size_t>(row)]);
+    return greedy_;
+  }
+  void next_n(std::span<const ops::Span> spans, std::span<const int32_t> next_ids, std::span<const int32_t>) override {
+    wait(options_.draft_s);
+    drafted_.assign(next_ids.size(), 0);
+    for (const ops::Span& span : spans)
+      for (int64_t row = 0; row < span.rows; ++row) {
+        const auto at = static_cast<size_t>(span.first_row + row);
+        drafted_[at] = draft_after(next_ids[at], span.position + row + 1);
+      }
+  }
+  void next_n_resumed(const ops::Span&, int32_t) override {}
+  std::span<const int32_t> begin_chain(std::span<const int32_t> rows) override {
+    chain_.clear();
+    for (const int32_t row : rows) chain_.push_back(drafted_[static_cast<size_t>(row)]);
+    return chain_;
+  }
+  std::span<const int32_t> extend_chain(std::span<const int32_t>, std::span<const ops::Span> spans,
+                                        std::span<const int32_t> ids) override {
+    wait(options_.draft_s);
+    chain_.clear();
+    for (size_t i = 0; i < ids.size(); ++i) chain_.push_back(draft_after(ids[i], spans[i].position + 1));
+    return chain_;
+  }
+  std::shared_ptr<const state::Snapshot> save(const ops::Span& advance, int32_t) override {
+    auto snapshot = std::make_shared<state::Snapshot>();
+    snapshot->values.assign(16, static_cast<float>(advance.position));
+    return snapshot;
+  }
+  void restore(const state::Snapshot& snapshot, int32_t slot, int64_t position) override {
+    if (snapshot.values.front() != static_cast<float>(position))
+      throw std::runtime_error("a snapshot of another place");
+    slots_[static_cast<size_t>(slot)] = position;
+  }
+
+  int64_t forwards = 0;
+
+ private:
+  static void wait(double seconds) {
+    if (seconds > 0) std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+  }
+  int32_t draft_after(int32_t last, int64_t position) const {
+    const int32_t right = follower(last, position);
+    return (static_cast<uint64_t>(position) * 2654435761u >> 7) % 10 < static_cast<uint64_t>(options_.hits_in_ten)
+               ? right
+               : (right + 1) % options_.vocabulary;
+  }
+
+  StubOptions options_;
+  StepModelSizes sizes_;
+  std::vector<int64_t> slots_;
+  std::vector<int32_t> answers_, drafted_, greedy_, chain_;
+  std::vector<float> logits_;
+};
+
+}  // namespace verbatim::engine
