@@ -14,7 +14,7 @@ template <>
 struct WeightLanes<Avx2Lanes> {
   using L = Avx2Lanes;
   static constexpr int kDirectRows = 2;
-  static constexpr int kDirectLimit = 4;
+  static constexpr int kDirectLimit = 8;
   static constexpr int kOutputs = 2;
   static constexpr int kPanelOutputs = 4;
   static constexpr int kPanels = 1;
