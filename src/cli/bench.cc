@@ -23,7 +23,7 @@ namespace verbatim::cli {
 namespace {
 
 struct Options {
-  std::string path, precision = "full";
+  std::string path, precision = "full", next_n_experts = "stored";
   std::vector<int64_t> sequences = {1, 4, 16};
   int64_t prompt = 128, tokens = 64, repeats = 3;
   int threads = 0, drafts = 0;
@@ -35,6 +35,7 @@ struct Row {
   double prompt_tokens_per_s = 0, decode_tokens_per_s = 0;  // medians over the repeats
   double slowest_prompt = 0, slowest_decode = 0;            // of the repeats
   double model_us = 0, scheduler_us = 0, sampler_us = 0;    // of a decode step, medians
+  double accepted = 0;                                      // share of drafts; 0 without any
   double tokens_per_step = 0;                               // per sequence
   double bytes_per_s = 0;                                   // of weights, one reading a step
 };
@@ -112,6 +113,8 @@ Row measure(ops::Ops& ops, const model::Model& model, const Options& options, in
     model_us.push_back((after.model_s - before.model_s) * 1e6 / steps);
     scheduler_us.push_back((after.scheduler_s - before.scheduler_s) * 1e6 / steps);
     sampler_us.push_back((after.sampler_s - before.sampler_s) * 1e6 / steps);
+    if (after.drafted_tokens > 0)
+      row.accepted = static_cast<double>(after.accepted_tokens) / static_cast<double>(after.drafted_tokens);
     row.tokens_per_step = tokens / steps / static_cast<double>(sequences);
   }
   row.prompt_tokens_per_s = median(prompt);
@@ -131,9 +134,10 @@ void run(const Options& options) {
   ThreadPool pool(options.threads > 0 ? options.threads
                                       : std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
   const auto ops = ops::make_cpu_ops(pool);
-  const model::Model model =
+  model::Model model =
       model::load_model(source.checkpoint, source.config,
                         options.precision == "checkpoint" ? model::Precision::kCheckpoint : model::Precision::kFull, 1);
+  if (options.next_n_experts == "packed") model::pack_next_n_experts(model, source.checkpoint, pool);
   const double bandwidth = read_bandwidth(pool);
   std::vector<Row> rows;
   for (const int64_t sequences : options.sequences) rows.push_back(measure(*ops, model, options, sequences));
@@ -152,6 +156,7 @@ void run(const Options& options) {
                              {"decode_tokens_per_s", row.decode_tokens_per_s},
                              {"slowest_decode_tokens_per_s", row.slowest_decode},
                              {"tokens_per_step", row.tokens_per_step},
+                             {"draft_acceptance", row.accepted},
                              {"weight_bytes_per_s", row.bytes_per_s},
                              {"model_us_per_step", row.model_us},
                              {"scheduler_us_per_step", row.scheduler_us},
@@ -194,6 +199,9 @@ void add_bench(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--drafts", options->drafts, "Most drafts a step")
       ->check(CLI::Range(0, 7))
+      ->capture_default_str();
+  command->add_option("--next-n-experts", options->next_n_experts, "Draft experts as stored, or packed to NVFP4")
+      ->check(CLI::IsMember({"stored", "packed"}))
       ->capture_default_str();
   command->add_option("--precision", options->precision, "full: W4A16; checkpoint: the checkpoint's own math")
       ->check(CLI::IsMember({"full", "checkpoint"}))

@@ -75,11 +75,14 @@ int DraftPolicy::depth(History& history) const {
 }
 
 void DraftPolicy::record_acceptance(History& history, int drafted, int accepted) {
+  // Quickly at first: half of it from the first step, less from each later one.
+  const float rate = std::max(0.1f, 1.0f / static_cast<float>(2 + history.recorded));
+  if (drafted > 0) ++history.recorded;
   for (int i = 0; i < drafted && i <= accepted; ++i) {
     const float hit = i < accepted ? 1.0f : 0.0f;
     float& own = history.acceptance[static_cast<size_t>(i)];
     float& typical = typical_[static_cast<size_t>(i)];
-    own += 0.1f * (hit - own);
+    own += rate * (hit - own);
     typical += 0.02f * (hit - typical);
   }
 }

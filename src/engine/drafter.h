@@ -35,6 +35,7 @@ class DraftPolicy {
  public:
   struct History {
     std::array<float, kMaxDrafts> acceptance{};  // of the draft at each depth, given that those before it were accepted
+    int recorded = 0;                            // steps that acceptance was learnt from
     int unpaid_steps = 0;                        // in a row in which no depth would have paid
     bool off = false;                            // drafting was given up for this request
   };

@@ -16,6 +16,10 @@
 #include "model/config.h"
 #include "ops/ops.h"
 
+namespace verbatim {
+class ThreadPool;
+}
+
 namespace verbatim::model {
 
 using ops::Matrix;
@@ -98,7 +102,8 @@ struct Weights {
   Matrix head;                  // [V, D]
   std::optional<NextN> next_n;
 
-  std::deque<std::vector<float>> vectors;  // owns what the pointers above point to
+  std::deque<std::vector<float>> vectors;   // owns what the pointers above point to
+  std::deque<std::vector<uint8_t>> packed;  // and the packed next-n experts
 };
 
 struct Model {
@@ -112,9 +117,14 @@ struct Model {
 // wrong or a scale is NaN, Error(kUnsupported) when `precision` asks for scales that are not stored, naming the matrix.
 Model load_model(const checkpoint::Checkpoint& checkpoint, const Config& config, Precision precision, int sum_parts);
 
-// Replaces every weight by what `ops` keeps of it (Ops::upload) and frees the host copies of vectors: on the CPU nothing
-// changes; elsewhere the model then runs on `ops` alone and must not outlive it. Throws Error(kCapacity).
+// Replaces every weight by what `ops` keeps of it (Ops::upload) and frees the host copies of vectors: on the CPU
+// nothing changes; elsewhere the model then runs on `ops` alone and must not outlive it. Throws Error(kCapacity).
 void upload_weights(ops::Ops& ops, Model& model);
+
+// Replaces the next-n layer's routed experts by NVFP4 copies made one matrix at a time (MODEL.md section 9), to draft
+// with fewer bytes; replies do not depend on it. Call before upload_weights. Throws Error(kFormat) for weights that are
+// not finite.
+void pack_next_n_experts(Model& model, const checkpoint::Checkpoint& checkpoint, ThreadPool& pool);
 
 // Stored bytes of the matrices that one token reads: all of them but the embedding and the next-n layer, and of the
 // routed experts as many as are chosen (their mean size).
