@@ -19,10 +19,10 @@
 //          k ascending by fused multiply-add from 0; slices are added left to right.
 //  chain   a sum of few terms (heads, experts, streams, taps, pools, rows of a chunk): left to right in index order,
 //          first term by a product, the others by fused multiply-add.
-// On CUDA the dots of matmul, matmul_group and experts are taken by the matrix units instead, all else as above and with
-// the CPU's bits: activations enter as bfloat16 (one term rounded to nearest, or three whose sum is the float32, whose
-// three results are added left to right); a slice is one accumulation chain from 0, k ascending 16 at a time from the
-// slice's start; FP8 slices end at multiples of 128 columns of the whole matrix, and the grid scale multiplies each
+// On CUDA the dots of matmul, matmul_group and experts are taken by the matrix units instead, all else as above and
+// with the CPU's bits: activations enter as bfloat16 (one term rounded to nearest, or three whose sum is the float32,
+// whose three results are added left to right); a slice is one accumulation chain from 0, k ascending 16 at a time from
+// the slice's start; FP8 slices end at multiples of 128 columns of the whole matrix, and the grid scale multiplies each
 // slice's sum. Matrices of float32 are multiplied as on the CPU.
 // exp, sigmoid, log are the backend's own (error bounds in docs/numerics.md), the same for every instruction set.
 // Ties of every selection go to the lower index.
