@@ -46,8 +46,10 @@ def emit(kind, name, rows):
     print(f"constexpr {kind} {name}Rows[] = {{")
     line = "   "
     for row in rows:
-        item = " {" + ", ".join(str(x) if i > 1 and kind == "CaseRun" else hex(x) if x > 9 else str(x)
-                                for i, x in enumerate(row)) + "},"
+        cells = [str(x) if i > 1 and kind == "CaseRun" else hex(x) if x > 9 else str(x) for i, x in enumerate(row)]
+        if kind == "CaseSpecial":
+            cells = [cells[0], "{" + ", ".join(cells[1:]) + "}"]
+        item = " {" + ", ".join(cells) + "},"
         if len(line) + len(item) > 118:
             print(line)
             line = "   "

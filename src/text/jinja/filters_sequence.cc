@@ -159,6 +159,7 @@ Value filter_dictsort(Meter& meter, const Value& value, const Arguments& argumen
   Getter getter;
   getter.set_ignore_case(!bound.flag(0, false));
   std::vector<Keyed> keyed;
+  keyed.reserve(dict->items.size());
   for (const auto& [key, item] : dict->items)
     keyed.push_back(
         {getter(meter, by == "key" ? key : item), make_sequence(meter, Sequence::Kind::kTuple, {key, item})});
@@ -184,6 +185,7 @@ Value filter_sort(Meter& meter, const Value& value, const Arguments& arguments) 
   std::vector<Keyed> keyed;
   for (const Value& item : iterate(meter, value)) {
     std::vector<Value> keys;
+    keys.reserve(getters.size());
     for (const Getter& getter : getters) keys.push_back(getter(meter, item));
     keyed.push_back({make_list(meter, std::move(keys)), item});
   }

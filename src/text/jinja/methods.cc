@@ -20,7 +20,10 @@ void refuse_markup(const Text& text, std::string_view name) {
     fault(ErrorKind::kUnsupported, "'{}' of text marked safe or escaped; apply it before |safe or |escape", name);
 }
 
-Text of_input(Text text, bool forget) { return forget ? text.without_origin() : text; }
+Text of_input(Text text, bool forget) {
+  if (forget) text = text.without_origin();
+  return text;
+}
 
 size_t find_last(std::string_view bytes, std::string_view part, size_t begin, size_t end) {
   const size_t found = bytes.substr(0, end).rfind(part);
