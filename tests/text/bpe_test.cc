@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <queue>
 #include <random>
+
+#include "text/merge_queue.h"
 
 namespace verbatim::text {
 namespace {
@@ -65,6 +68,38 @@ TEST(BytePairEncoder, MergesByTheDefinition) {
       expected.insert(expected.begin(), 7);
       EXPECT_EQ(encoded, expected) << text;
     }
+  }
+}
+
+// Pushes in any order, between pops too, equal candidates included.
+template <typename Queue>
+void pops_in_order(Queue queue, uint32_t ranks, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::priority_queue<std::pair<uint32_t, uint32_t>, std::vector<std::pair<uint32_t, uint32_t>>, std::greater<>>
+      expected;
+  for (int step = 0; step < 20000; ++step) {
+    ASSERT_EQ(queue.empty(), expected.empty());
+    if (!expected.empty() && random() % (step < 10000 ? 3 : 2) == 0) {
+      const Candidate popped = queue.pop();
+      ASSERT_EQ(std::pair(popped.rank, popped.position), expected.top());
+      expected.pop();
+    } else {
+      const Candidate candidate = {static_cast<uint32_t>(random() % ranks), static_cast<uint32_t>(random() % 1000)};
+      queue.push(candidate);
+      expected.emplace(candidate.rank, candidate.position);
+    }
+  }
+  for (; !expected.empty(); expected.pop()) {
+    const Candidate popped = queue.pop();
+    ASSERT_EQ(std::pair(popped.rank, popped.position), expected.top());
+    ASSERT_EQ(queue.empty(), expected.size() == 1);
+  }
+}
+
+TEST(MergeQueue, PopsTheLowestRankThenTheLeftmost) {
+  for (const uint32_t ranks : {1, 2, 64, 65, 5000, 100000}) {
+    pops_in_order(HeapQueue(), ranks, ranks);
+    pops_in_order(BucketQueue(ranks), ranks, ranks);
   }
 }
 
