@@ -8,7 +8,8 @@ namespace verbatim::engine {
 namespace {
 
 TEST(LongPrompt, OneResult) {
-  const model::Loaded loaded(model::tiny("tiny-nvfp4"));
+  model::Loaded loaded(model::tiny("tiny-nvfp4"));
+  loaded.model.config.max_positions = 1 << 20;  // nothing in the arithmetic knows positions
   for (const int64_t length : {7820, 31020}) {
     Request request;
     request.prompt = model::random_ids(length, 11);
