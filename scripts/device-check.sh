@@ -37,17 +37,24 @@ run() {
   # Warnings of a compiler that this project is not developed with are no errors.
   printf '#!/bin/sh\nexec "$@" -Wno-error\n' > build/device/launcher
   chmod +x build/device/launcher
+  # Beside the build: the benchmark needs the kernels alone.
+  local flags="-std=c++20 -O3 -fmad=false --expt-relaxed-constexpr -Isrc"
+  local architecture=${ARCHITECTURES:-90a}
+  nvcc $flags -t 4 -gencode=arch=compute_$architecture,code=sm_$architecture -o build/device/cuda_products_bench \
+    bench/cuda_products_bench.cu src/ops/cuda/{rows,fma_product,sm80_bf16_product,sm80_bf16_experts}.cu \
+    > "$out/bench_build.log" 2>&1 &
+  local bench_build=$!
   local start=$SECONDS
   cmake -S . -B build/device/build -G Ninja -DCMAKE_BUILD_TYPE=Release -DVERBATIM_CORE_ONLY=ON -DVERBATIM_CUDA=ON \
-    -DCMAKE_CUDA_ARCHITECTURES="${ARCHITECTURES:-90a}" -DCMAKE_PREFIX_PATH="$PWD/$carried" \
+    -DCMAKE_CUDA_ARCHITECTURES="$architecture" -DCMAKE_PREFIX_PATH="$PWD/$carried" \
     -DCMAKE_CXX_COMPILER_LAUNCHER="$PWD/build/device/launcher" > "$out/configure.log" 2>&1 \
     || { tail -n 30 "$out/configure.log"; exit 1; }
   cmake --build build/device/build -j "$jobs" --target \
-    verbatim cuda_ops_tests cuda_model_tests cuda_device_tests > "$out/build.log" 2>&1 \
+    verbatim cuda_ops_tests cuda_model_tests cuda_device_tests cuda_engine_tests > "$out/build.log" 2>&1 \
     || { grep -E "error|FAILED" -A 5 "$out/build.log" | head -n 60; exit 1; }
   echo "built in $((SECONDS - start)) s on $jobs cores"
   local failed=0
-  for tests in cuda_device_tests cuda_model_tests cuda_ops_tests; do
+  for tests in cuda_device_tests cuda_model_tests cuda_ops_tests cuda_engine_tests; do
     start=$SECONDS
     local filter="*"
     if [ $tests = cuda_model_tests ]; then filter="-Bits.FiveThousandTokens"; fi
@@ -57,6 +64,8 @@ run() {
     grep -E -A 5 "Failure|what\(\)|exception" "$out/$tests.log" | cut -c 1-220 | head -n 40 || true
   done
   grep -hE "^(tiny|text|decode|mtp|nvfp4|mixed|compressed|fp8|largest)" "$out"/cuda_{device,model}_tests.log || true
+  wait $bench_build || { tail -n 20 "$out/bench_build.log"; return 1; }
+  timeout 120 build/device/cuda_products_bench | tee "$out/cuda_products_bench.log" || failed=1
   return $failed
 }
 

@@ -185,7 +185,7 @@ void CudaOps::experts(std::span<const ExpertWeights> experts, const ExpertWeight
 
   const auto shape = [&](int64_t count) {
     p.rows = count;
-    p.split = splits_slices(count, p.terms);
+    p.split = splits_expert_slices(count, top, p.terms);
     return ExpertsScratch::bytes(p);
   };
   int64_t block = rows;

@@ -141,6 +141,8 @@ struct ExpertsScratch {
   static int64_t bytes(const ExpertsProblem& problem);
   ExpertsScratch(const ExpertsProblem& problem, void* base);
 };
+// Whether slices of experts' products stand in blocks of their own (ExpertsProblem::split).
+bool splits_expert_slices(int64_t rows, int64_t top, int terms);
 cudaError_t experts(cudaStream_t stream, const ExpertsProblem& problem, const ExpertsScratch& scratch);
 
 // ---- spans on the device --------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 // once.
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/rounding.cuh"
-#include "ops/cuda/sm80_bf16_tile.cuh"
+#include "ops/cuda/sm80_bf16_slice.cuh"
 #include "ops/cuda/sums.cuh"
 
 namespace verbatim::ops::cuda {
@@ -15,10 +15,11 @@ constexpr int kThreads = 256;
 
 int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
-// Columns (places times terms of one expert) a tile takes.
+// Columns (places times terms of one expert) a tile takes: about what an expert is chosen for.
 int tile_columns(const ExpertsProblem& p) {
-  const int64_t places = p.places() * p.terms;
-  return places <= 32 || p.rows * p.terms <= 8 ? 8 : p.split || places <= 4096 ? 32 : 64;
+  const int64_t columns = p.rows * p.top * p.terms;
+  if (p.split) return columns <= 8 * p.experts ? 8 : 32;
+  return columns <= 32 * p.experts ? 32 : 64;
 }
 
 // The most tiles that any choice of experts gives.
@@ -163,11 +164,11 @@ __global__ void hidden_kernel(ExpertsProblem p, ExpertsScratch s, int64_t stride
 
 // ---- products -------------------------------------------------------------------------------------------------------
 // blockIdx.y: 0 gate, 1 up; or down alone.
-template <int kN>
-__global__ void __launch_bounds__(kTileThreads)
+template <int kN, bool kSplit>
+__global__ void __launch_bounds__(kTileThreads, kSplit ? (kN <= 16 ? 5 : 4) : 3)
     product_kernel(ExpertsProblem p, ExpertsScratch s, bool down, int64_t slots, int64_t slices, int parts,
                    int64_t x_stride) {
-  __shared__ __align__(16) TileShared<kN> shared;
+  extern __shared__ __align__(16) std::byte shared[];
   int64_t index = blockIdx.x;
   const int64_t slot = index % slots;
   index /= slots;
@@ -200,10 +201,15 @@ __global__ void __launch_bounds__(kTileThreads)
     c.raw = up ? s.up : s.gate;
     c.raw_stride = p.inner;
   }
-  with_form(w.form, [&]<WeightForm kForm>() {
-    if constexpr (kForm != WeightForm::kF32)
-      bf16_tile<kForm, kN>(w, c, output, s.tile_begin[slot], parts, part, slices, p.split ? slice : -1, shared);
-  });
+  if constexpr (kSplit) {
+    bf16_any_slice<kN>(w, c, output, s.tile_begin[slot], parts, part, slices, slice, shared);
+  } else {
+    with_form(w.form, [&]<WeightForm kForm>() {
+      if constexpr (kForm != WeightForm::kF32)
+        bf16_tile<kForm, kN>(w, c, output, s.tile_begin[slot], parts, part, slices, -1,
+                             *reinterpret_cast<TileShared<kN>*>(shared));
+    });
+  }
 }
 
 // Experts of float32 weights: sixteen outputs of a place a block, by fused multiply-adds; what is not theirs of the raw
@@ -294,24 +300,30 @@ int64_t lay_out(const ExpertsProblem& p, char* base, ExpertsScratch* s) {
   return used;
 }
 
-template <int kN>
-void launch_product(cudaStream_t stream, const ExpertsProblem& p, const ExpertsScratch& s, bool down) {
+template <int kN, bool kSplit>
+cudaError_t launch_product(cudaStream_t stream, const ExpertsProblem& p, const ExpertsScratch& s, bool down) {
   const int64_t slots = most_tiles(p);
-  const int64_t slices = !p.split ? 1 : down ? p.down_slices : p.inner_slices;
+  const int64_t slices = !kSplit ? 1 : down ? p.down_slices : p.inner_slices;
   const int parts = down ? p.parts : 1;
   const int64_t blocks = slots * slices * parts * tiles(down ? p.width : p.inner, kTileOutputs);
   const dim3 grid(static_cast<unsigned>(blocks), down ? 1 : 2);
-  product_kernel<kN>
-      <<<grid, kTileThreads, 0, stream>>>(p, s, down, slots, slices, parts, stride_of(down ? p.inner : p.columns));
+  constexpr size_t kBytes = kSplit ? sizeof(SliceShared<kN>) : sizeof(TileShared<kN>);
+  const cudaError_t error = cudaFuncSetAttribute(product_kernel<kN, kSplit>,
+                                                 cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
+  if (error != cudaSuccess) return error;
+  product_kernel<kN, kSplit>
+      <<<grid, kTileThreads, kBytes, stream>>>(p, s, down, slots, slices, parts, stride_of(down ? p.inner : p.columns));
+  return cudaGetLastError();
 }
 
-void launch_products(cudaStream_t stream, const ExpertsProblem& p, const ExpertsScratch& s, bool down) {
+cudaError_t launch_products(cudaStream_t stream, const ExpertsProblem& p, const ExpertsScratch& s, bool down) {
   if (p.has_bf16) {
-    switch (tile_columns(p)) {
-      case 8: launch_product<8>(stream, p, s, down); break;
-      case 32: launch_product<32>(stream, p, s, down); break;
-      default: launch_product<64>(stream, p, s, down); break;
-    }
+    const int columns = tile_columns(p);
+    const cudaError_t error = p.split         ? columns == 8 ? launch_product<8, true>(stream, p, s, down)
+                                                             : launch_product<32, true>(stream, p, s, down)
+                                      : columns == 32 ? launch_product<32, false>(stream, p, s, down)
+                                              : launch_product<64, false>(stream, p, s, down);
+    if (error != cudaSuccess) return error;
   }
   if (p.has_f32) {
     const int64_t slices = !p.split ? 1 : down ? p.down_slices : p.inner_slices;
@@ -319,9 +331,12 @@ void launch_products(cudaStream_t stream, const ExpertsProblem& p, const Experts
                     static_cast<unsigned>(tiles(down ? p.width : p.inner, kThreads / 16)), down ? 1 : 2);
     fma_kernel<<<grid, kThreads, 0, stream>>>(p, s, down, slices, down ? p.parts : 1);
   }
+  return cudaGetLastError();
 }
 
 }  // namespace
+
+bool splits_expert_slices(int64_t rows, int64_t top, int terms) { return rows * (top + 1) * terms <= 1024; }
 
 int64_t ExpertsScratch::bytes(const ExpertsProblem& problem) {
   ExpertsScratch counted(problem, nullptr);
@@ -349,16 +364,18 @@ cudaError_t experts(cudaStream_t stream, const ExpertsProblem& p, const ExpertsS
       rows.terms = p.terms;
       rows.to = s.x_rows;
       rows.stride = stride;
-      const cudaError_t error = prepare(stream, rows);
-      if (error != cudaSuccess) return error;
+      const cudaError_t prepared = prepare(stream, rows);
+      if (prepared != cudaSuccess) return prepared;
     }
     const unsigned blocks = threads_for(p.places() * ((p.columns + 15) / 16 + 1));
     if (p.gate_by_place) prepare_places_kernel<<<blocks, kThreads, 0, stream>>>(p, s, false, s.x_gate, stride);
     if (p.up_by_place) prepare_places_kernel<<<blocks, kThreads, 0, stream>>>(p, s, true, s.x_up, stride);
   }
-  launch_products(stream, p, s, false);
+  cudaError_t error = launch_products(stream, p, s, false);
+  if (error != cudaSuccess) return error;
   hidden_kernel<<<threads_for(p.places() * ((p.inner + 15) / 16 + 1)), kThreads, 0, stream>>>(p, s, stride_of(p.inner));
-  launch_products(stream, p, s, true);
+  error = launch_products(stream, p, s, true);
+  if (error != cudaSuccess) return error;
   combine_kernel<<<threads_for(p.rows * p.width), kThreads, 0, stream>>>(p, s);
   return cudaGetLastError();
 }

@@ -1,7 +1,7 @@
 // Products on the matrix units and what stands around them: activations made ready, raw sums of slices, terms and parts
 // added. Bytes: the stored weights once for up to 64 columns (rows times terms), raw sums written and read once.
 #include "ops/cuda/rounding.cuh"
-#include "ops/cuda/sm80_bf16_tile.cuh"
+#include "ops/cuda/sm80_bf16_slice.cuh"
 
 namespace verbatim::ops::cuda {
 
@@ -36,9 +36,10 @@ struct Group {
   int count;
 };
 
-template <int kN>
-__global__ void __launch_bounds__(kTileThreads) product_kernel(const __grid_constant__ Group group) {
-  __shared__ __align__(16) TileShared<kN> shared;
+template <int kN, bool kSplit>
+__global__ void __launch_bounds__(kTileThreads, kSplit ? (kN <= 16 ? 5 : 4) : 3)
+    product_kernel(const __grid_constant__ Group group) {
+  extern __shared__ __align__(16) std::byte shared[];
   int64_t tile = blockIdx.x;
   int which = 0;
   while (which + 1 < group.count && tile >= group.first_tile[which + 1]) ++which;
@@ -61,11 +62,15 @@ __global__ void __launch_bounds__(kTileThreads) product_kernel(const __grid_cons
   c.raw = p.raw;
   c.raw_term_rows = p.rows;
   c.raw_stride = p.weights.rows;
-  const bool split = columns <= kSplitColumns;
-  with_form(p.weights.form, [&]<WeightForm kForm>() {
-    if constexpr (kForm != WeightForm::kF32)
-      bf16_tile<kForm, kN>(p.weights, c, output, column, p.parts, part, slices, split ? slice : -1, shared);
-  });
+  if constexpr (kSplit) {
+    bf16_any_slice<kN>(p.weights, c, output, column, p.parts, part, slices, slice, shared);
+  } else {
+    with_form(p.weights.form, [&]<WeightForm kForm>() {
+      if constexpr (kForm != WeightForm::kF32)
+        bf16_tile<kForm, kN>(p.weights, c, output, column, p.parts, part, slices, -1,
+                             *reinterpret_cast<TileShared<kN>*>(shared));
+    });
+  }
 }
 
 struct FinishGroup {
@@ -100,20 +105,24 @@ __global__ void finish_kernel(const __grid_constant__ FinishGroup group) {
   f.y[row * f.y_stride + output] = stack[0];
 }
 
-template <int kN>
-cudaError_t launch(cudaStream_t stream, const Bf16Product* products, int count, bool split) {
+template <int kN, bool kSplit>
+cudaError_t launch(cudaStream_t stream, const Bf16Product* products, int count) {
   Group group{};
   group.count = count;
   int64_t total = 0;
   for (int i = 0; i < count; ++i) {
     const Bf16Product& p = products[i];
     group.products[i] = p;
-    group.slices[i] = split ? slices_of(p.weights, p.parts) : 1;
+    group.slices[i] = kSplit ? slices_of(p.weights, p.parts) : 1;
     group.first_tile[i] = total;
     total += tiles(p.rows * p.terms, kN) * group.slices[i] * p.parts * tiles(p.weights.rows, kTileOutputs);
   }
   if (total == 0) return cudaSuccess;
-  product_kernel<kN><<<static_cast<unsigned>(total), kTileThreads, 0, stream>>>(group);
+  constexpr size_t kBytes = kSplit ? sizeof(SliceShared<kN>) : sizeof(TileShared<kN>);
+  const cudaError_t error = cudaFuncSetAttribute(product_kernel<kN, kSplit>,
+                                                 cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
+  if (error != cudaSuccess) return error;
+  product_kernel<kN, kSplit><<<static_cast<unsigned>(total), kTileThreads, kBytes, stream>>>(group);
   return cudaGetLastError();
 }
 
@@ -142,10 +151,10 @@ cudaError_t prepare(cudaStream_t stream, const Preparation& p) {
 
 cudaError_t bf16_products(cudaStream_t stream, const Bf16Product* products, int count) {
   const int64_t columns = products[0].rows * products[0].terms;
-  const bool split = splits_slices(products[0].rows, products[0].terms);
-  if (columns <= 8) return launch<8>(stream, products, count, split);
-  if (columns <= 32) return launch<32>(stream, products, count, split);
-  return launch<64>(stream, products, count, split);
+  if (!splits_slices(products[0].rows, products[0].terms)) return launch<64, false>(stream, products, count);
+  if (columns <= 8) return launch<8, true>(stream, products, count);
+  if (columns <= 16) return launch<16, true>(stream, products, count);
+  return launch<32, true>(stream, products, count);
 }
 
 cudaError_t finish_products(cudaStream_t stream, const Finish* finishes, int count) {

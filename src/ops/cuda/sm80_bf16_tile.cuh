@@ -121,6 +121,22 @@ __device__ inline void load_columns(const uint16_t* row, int64_t k, int64_t end,
   }
 }
 
+// Sums of a tile to place `index` of raw's [parts][slices].
+template <int kTiles>
+__device__ inline void store_tile(const Weights& w, const TileColumns& c, int64_t first_output, int64_t first_column,
+                                  int64_t index, const float (&sums)[kTiles][4]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float* raw = c.raw + index * c.terms * c.raw_term_rows * c.raw_stride;
+  for (int i = 0; i < kTiles; ++i)
+    for (int j = 0; j < 4; ++j) {
+      const int64_t column = first_column + i * 8 + lane % 4 * 2 + j % 2;
+      const int64_t output = first_output + warp * 16 + lane / 4 + j / 2 * 8;
+      if (column >= c.count * c.terms || output >= w.rows) continue;
+      const int64_t term = column / c.count, place = c.first + column % c.count;
+      raw[(term * c.raw_term_rows + place) * c.raw_stride + output] = sums[i][j];
+    }
+}
+
 // Outputs first_output .. + 63, columns first_column .. + kN - 1 of one part: slice `slice` alone (of `slices` that a
 // part has in raw), or, with slice -1, all of them added left to right.
 template <WeightForm kForm, int kN>
@@ -214,15 +230,7 @@ __device__ void bf16_tile(const Weights& w, const TileColumns& c, int64_t first_
     if (!more) break;
   }
 
-  float* raw = c.raw + (part * slices + (slice < 0 ? 0 : slice)) * c.terms * c.raw_term_rows * c.raw_stride;
-  for (int i = 0; i < kTiles; ++i)
-    for (int j = 0; j < 4; ++j) {
-      const int64_t column = first_column + i * 8 + lane % 4 * 2 + j % 2;
-      const int64_t output = first_output + warp * 16 + lane / 4 + j / 2 * 8;
-      if (column >= columns || output >= w.rows) continue;
-      const int64_t term = column / c.count, place = c.first + column % c.count;
-      raw[(term * c.raw_term_rows + place) * c.raw_stride + output] = total[i][j];
-    }
+  store_tile<kTiles>(w, c, first_output, first_column, part * slices + (slice < 0 ? 0 : slice), total);
 }
 
 }  // namespace verbatim::ops::cuda
