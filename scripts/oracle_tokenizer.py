@@ -5,6 +5,7 @@ Trains byte-level BPE in the released configuration on text of Debian packages a
 with it. Needs `pip install tokenizers==0.22.2`; exits 77 (skipped) without. Steps, all by default:
 
     corpora   same ids and same text back on every corpus file, at every vocabulary size, merges in both spellings
+    long      the same on texts of up to 1 MB that hardly split
     strings   the same on random Unicode strings, added tokens on and off
     flags     random tokenizers with every flag of added tokens, ignore_merges on and off, other pre-tokenizers
     bytes     decode(encode(x)) == x on random bytes
@@ -257,6 +258,16 @@ class Oracle:
                 compare(self.driver, file, tokenizer, texts, f"{size} entries, {name}")
             compare(self.driver, strings, tokenizer, self.corpora["chinese"], f"{size} entries, merges as strings, chinese")
 
+    def step_long(self):
+        r = random.Random(24)
+        letters = "abcdefghijklmnopqrstuvwxyz"
+        texts = ["".join(r.choices(letters, k=1_000_000)), "".join(self.load_corpora()["python"])[:400_000].replace(" ", "").replace("\n", "")]
+        texts += [unit * (1_000_000 // len(unit)) for unit in ("a", "ab", "\u4e2d", "\u4e2d\u6587", "=", "<|", "-=", "\n", " \n", "7", "\u0301")]
+        texts += ["".join(r.choices("et", k=500_000)), " " * 200_000 + "x", "".join(r.choices("=-*#/", k=500_000))]
+        for size in self.sizes:
+            file, tokenizer = self.tokenizer(size)
+            compare(self.driver, file, tokenizer, texts, f"{size} entries, long texts without a break")
+
     def step_strings(self):
         texts = self.random_strings()
         for size in self.sizes:
@@ -418,7 +429,7 @@ def main():
     parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path("build/oracle_tokenizer"))
     parser.add_argument("--sizes", type=lambda s: [int(x) for x in s.split(",")], default=[2000, 32000, 150000])
     parser.add_argument("--strings", type=int, default=200_000)
-    parser.add_argument("--steps", default="corpora,strings,flags,bytes,classes,splits,speed")
+    parser.add_argument("--steps", default="corpora,long,strings,flags,bytes,classes,splits,speed")
     arguments = parser.parse_args()
     oracle = Oracle(arguments)
     for step in arguments.steps.split(","):
