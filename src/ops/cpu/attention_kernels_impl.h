@@ -76,7 +76,7 @@ void attention_columns(const ColumnProduct& product) {
         if constexpr (kBytes == 2)
           return L::load_bf16(p);
         else
-          return L::load(reinterpret_cast<const float*>(p));
+          return WeightLanes<L>::f32(reinterpret_cast<const uint8_t*>(p));  // at any alignment
       },
       [&](int64_t i, int64_t v, L sum) { (sum * scale).store(product.y + i * product.y_stride + v * 16); });
 }
