@@ -122,8 +122,9 @@ struct Head {
   // x *= factor / sqrt(dot16(x, x) + 1e-6) for rows first .. first + count - 1 of x, sixteen threads each.
   __device__ void normalise(float* x, int first, int count, float factor) const {
     const int group = threadIdx.x / 16, lane = threadIdx.x % 16;
-    float* row = x + (first + (group < count ? group : 0)) * width;
-    const auto element = [&](int64_t c) { return row[c]; };
+    float* row = x + (first + group) * width;
+    // Threads without a row take part in the warp's sums alone.
+    const auto element = [&](int64_t c) { return group < count ? row[c] : 0.0f; };
     const float scale = factor * (1.0f / sqrtf(group_dot16(width, element, element) + 1e-6f));
     if (group < count)
       for (int64_t c = lane; c < width; c += 16) row[c] = row[c] * scale;

@@ -166,17 +166,18 @@ __global__ void hidden_kernel(ExpertsProblem p, ExpertsScratch s, int64_t stride
 // blockIdx.y: 0 gate, 1 up; or down alone.
 template <int kN, bool kSplit>
 __global__ void __launch_bounds__(kTileThreads, kSplit ? (kN <= 16 ? 5 : 4) : 3)
-    product_kernel(ExpertsProblem p, ExpertsScratch s, bool down, int64_t slots, int64_t slices, int parts,
+    product_kernel(ExpertsProblem p, ExpertsScratch s, bool down, uint32_t slots, int slices, int run, int parts,
                    int64_t x_stride) {
   extern __shared__ __align__(16) std::byte shared[];
-  int64_t index = blockIdx.x;
-  const int64_t slot = index % slots;
+  uint32_t index = blockIdx.x;
+  const uint32_t slot = index % slots;
   index /= slots;
-  if (slot >= *s.tile_count) return;
-  const int64_t slice = index % slices;
-  index /= slices;
-  const auto part = static_cast<int>(index % parts);
-  const int64_t output = index / parts * kTileOutputs;
+  if (slot >= static_cast<uint32_t>(*s.tile_count)) return;
+  const auto runs = static_cast<uint32_t>((slices + run - 1) / run);
+  const auto slice = static_cast<int>(index % runs) * run;
+  index /= runs;
+  const auto part = static_cast<int>(index % static_cast<uint32_t>(parts));
+  const int64_t output = static_cast<int64_t>(index / static_cast<uint32_t>(parts)) * kTileOutputs;
   const int32_t e = s.tile_expert[slot];
   const ExpertTable& expert = p.table[e];
   const bool up = blockIdx.y == 1;
@@ -202,7 +203,8 @@ __global__ void __launch_bounds__(kTileThreads, kSplit ? (kN <= 16 ? 5 : 4) : 3)
     c.raw_stride = p.inner;
   }
   if constexpr (kSplit) {
-    bf16_any_slice<kN>(w, c, output, s.tile_begin[slot], parts, part, slices, slice, shared);
+    bf16_any_slices<kN>(w, c, output, s.tile_begin[slot], parts, part, slices, slice,
+                        slice + run < slices ? slice + run : slices, shared);
   } else {
     with_form(w.form, [&]<WeightForm kForm>() {
       if constexpr (kForm != WeightForm::kF32)
@@ -305,14 +307,17 @@ cudaError_t launch_product(cudaStream_t stream, const ExpertsProblem& p, const E
   const int64_t slots = most_tiles(p);
   const int64_t slices = !kSplit ? 1 : down ? p.down_slices : p.inner_slices;
   const int parts = down ? p.parts : 1;
-  const int64_t blocks = slots * slices * parts * tiles(down ? p.width : p.inner, kTileOutputs);
+  const int64_t own = slots * parts * tiles(down ? p.width : p.inner, kTileOutputs);
+  const int run = slices_of_a_block(WeightForm::kNvfp4, down ? own : 2 * own, slices);
+  const int64_t blocks = own * tiles(slices, run);
   const dim3 grid(static_cast<unsigned>(blocks), down ? 1 : 2);
   constexpr size_t kBytes = kSplit ? sizeof(SliceShared<kN>) : sizeof(TileShared<kN>);
   const cudaError_t error = cudaFuncSetAttribute(product_kernel<kN, kSplit>,
                                                  cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
   if (error != cudaSuccess) return error;
-  product_kernel<kN, kSplit>
-      <<<grid, kTileThreads, kBytes, stream>>>(p, s, down, slots, slices, parts, stride_of(down ? p.inner : p.columns));
+  product_kernel<kN, kSplit><<<grid, kTileThreads, kBytes, stream>>>(p, s, down, static_cast<uint32_t>(slots),
+                                                                     static_cast<int>(slices), run, parts,
+                                                                     stride_of(down ? p.inner : p.columns));
   return cudaGetLastError();
 }
 

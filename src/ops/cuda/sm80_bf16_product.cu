@@ -32,7 +32,8 @@ __global__ void prepare_kernel(Preparation p) {
 struct Group {
   Bf16Product products[kMostGroup];
   int64_t first_tile[kMostGroup + 1];
-  int64_t slices[kMostGroup];  // that stand in raw
+  int slices[kMostGroup];  // that stand in raw
+  int run[kMostGroup];     // of them, that a block takes
   int count;
 };
 
@@ -40,19 +41,20 @@ template <int kN, bool kSplit>
 __global__ void __launch_bounds__(kTileThreads, kSplit ? (kN <= 16 ? 5 : 4) : 3)
     product_kernel(const __grid_constant__ Group group) {
   extern __shared__ __align__(16) std::byte shared[];
-  int64_t tile = blockIdx.x;
   int which = 0;
-  while (which + 1 < group.count && tile >= group.first_tile[which + 1]) ++which;
+  while (which + 1 < group.count && blockIdx.x >= group.first_tile[which + 1]) ++which;
   const Bf16Product& p = group.products[which];
-  tile -= group.first_tile[which];
+  uint32_t tile = blockIdx.x - static_cast<uint32_t>(group.first_tile[which]);
   // Row tiles next to each other, so that they find their weights in the cache.
-  const int64_t columns = p.rows * p.terms, row_tiles = (columns + kN - 1) / kN, slices = group.slices[which];
-  const int64_t column = tile % row_tiles * kN;
+  const int slices = group.slices[which], run = group.run[which];
+  const auto row_tiles = static_cast<uint32_t>((p.rows * p.terms + kN - 1) / kN);
+  const auto column = static_cast<int>(tile % row_tiles * kN);
   tile /= row_tiles;
-  const int64_t slice = tile % slices;
-  tile /= slices;
-  const auto part = static_cast<int>(tile % p.parts);
-  const int64_t output = tile / p.parts * kTileOutputs;
+  const auto runs = static_cast<uint32_t>((slices + run - 1) / run);
+  const auto slice = static_cast<int>(tile % runs) * run;
+  tile /= runs;
+  const auto part = static_cast<int>(tile % static_cast<uint32_t>(p.parts));
+  const int64_t output = static_cast<int64_t>(tile / static_cast<uint32_t>(p.parts)) * kTileOutputs;
   TileColumns c;
   c.x = p.x;
   c.x_stride = p.x_stride;
@@ -63,7 +65,8 @@ __global__ void __launch_bounds__(kTileThreads, kSplit ? (kN <= 16 ? 5 : 4) : 3)
   c.raw_term_rows = p.rows;
   c.raw_stride = p.weights.rows;
   if constexpr (kSplit) {
-    bf16_any_slice<kN>(p.weights, c, output, column, p.parts, part, slices, slice, shared);
+    bf16_any_slices<kN>(p.weights, c, output, column, p.parts, part, slices, slice,
+                        slice + run < slices ? slice + run : slices, shared);
   } else {
     with_form(p.weights.form, [&]<WeightForm kForm>() {
       if constexpr (kForm != WeightForm::kF32)
@@ -113,9 +116,11 @@ cudaError_t launch(cudaStream_t stream, const Bf16Product* products, int count) 
   for (int i = 0; i < count; ++i) {
     const Bf16Product& p = products[i];
     group.products[i] = p;
-    group.slices[i] = kSplit ? slices_of(p.weights, p.parts) : 1;
+    const int64_t own = tiles(p.rows * p.terms, kN) * p.parts * tiles(p.weights.rows, kTileOutputs);
+    group.slices[i] = kSplit ? static_cast<int>(slices_of(p.weights, p.parts)) : 1;
+    group.run[i] = slices_of_a_block(p.weights.form, own, group.slices[i]);
     group.first_tile[i] = total;
-    total += tiles(p.rows * p.terms, kN) * group.slices[i] * p.parts * tiles(p.weights.rows, kTileOutputs);
+    total += own * tiles(group.slices[i], group.run[i]);
   }
   if (total == 0) return cudaSuccess;
   constexpr size_t kBytes = kSplit ? sizeof(SliceShared<kN>) : sizeof(TileShared<kN>);
