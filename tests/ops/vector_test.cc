@@ -4,6 +4,7 @@
 #include <limits>
 #include <numeric>
 
+#include "ops/cuda_backend.h"
 #include "tests/ops/product_harness.h"
 
 namespace verbatim::ops {
@@ -443,6 +444,16 @@ TEST(Memory, IsAlignedAndZero) {
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kCapacity);
     EXPECT_NE(std::string(error.what()).find("could not be allocated"), std::string::npos);
+  }
+}
+
+TEST(Backends, CudaIsRefusedWhereThereIsNoSuchDevice) {
+  try {
+    make_cuda_ops({.device = 1000});
+    FAIL() << "expected a refusal";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUnsupported);
+    EXPECT_NE(std::string(error.what()).find("use --backend cpu"), std::string::npos);
   }
 }
 
