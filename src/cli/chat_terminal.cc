@@ -136,10 +136,10 @@ void run_chat(ChatSession& session, int input, int output) {
   const bool is_terminal = isatty(input) == 1;
   std::string line;
   while (true) {
-    if (is_terminal) write_all(output, session.prompt());
-    // Interrupts count for what is typed or answered from here on.
+    // Interrupts count from before the prompt can be seen: one that answers it is never lost.
     guard.drain();
     session.clear_interrupt();
+    if (is_terminal) write_all(output, session.prompt());
     const Input read = reader.next(line);
     if (read == Input::kInterrupted) {
       session.forget_pending();
