@@ -92,22 +92,24 @@ void BackendModel::next_n_resumed(const ops::Span& span, int32_t next_id) {
                 resumed_hidden_.floats() + span.sequence * model_.config.hidden, draft_workspace_);
 }
 
+void BackendModel::keep_selection(std::span<const int32_t> rows) {
+  const ops::Selection& selection = draft_workspace_.sparse.selection;
+  const int64_t budget = model::index_shape(model_.config).budget_pools();
+  std::vector<int32_t> pools(static_cast<size_t>(budget)), count(1);
+  for (int64_t to = 0; to < std::ssize(rows); ++to) {
+    // rows ascend and rows[to] >= to, so nothing is overwritten before it is read.
+    const int64_t from = rows[static_cast<size_t>(to)];
+    if (from == to) continue;
+    ops_.copy_out(pools.data(), selection.pools + from * budget, sizeof(int32_t) * pools.size());
+    ops_.copy_out(count.data(), selection.counts + from, sizeof(int32_t));
+    ops_.copy_in(selection.pools + to * budget, pools.data(), sizeof(int32_t) * pools.size());
+    ops_.copy_in(selection.counts + to, count.data(), sizeof(int32_t));
+  }
+}
+
 std::span<const int32_t> BackendModel::begin_chain(std::span<const int32_t> rows) {
   gather(draft_workspace_.output, rows, model_.config.hidden, chain_.floats());
-  // The pools chosen for those rows serve the whole chain where the config shares them; they must follow the rows.
-  if (model_.config.index_share_for_drafts) {
-    const ops::Selection& selection = draft_workspace_.sparse.selection;
-    const int64_t budget = model::index_shape(model_.config).budget_pools();
-    std::vector<int32_t> pools(static_cast<size_t>(budget)), count(1);
-    for (size_t i = 0; i < rows.size(); ++i) {
-      // rows ascend and rows[i] >= i, so nothing is overwritten before it is read.
-      const auto to = static_cast<int64_t>(i);
-      ops_.copy_out(pools.data(), selection.pools + rows[i] * budget, sizeof(int32_t) * pools.size());
-      ops_.copy_out(count.data(), selection.counts + rows[i], sizeof(int32_t));
-      ops_.copy_in(selection.pools + to * budget, pools.data(), sizeof(int32_t) * pools.size());
-      ops_.copy_in(selection.counts + to, count.data(), sizeof(int32_t));
-    }
-  }
+  if (model_.config.index_share_for_drafts) keep_selection(rows);
   return greedy_of(chain_.floats(), std::ssize(rows));
 }
 
@@ -116,18 +118,7 @@ std::span<const int32_t> BackendModel::extend_chain(std::span<const int32_t> kee
   const int64_t width = model_.config.hidden;
   const bool shared = model_.config.index_share_for_drafts;
   gather(chain_.floats(), keep, width, gathered_.floats());
-  if (shared) {
-    const ops::Selection& selection = draft_workspace_.sparse.selection;
-    const int64_t budget = model::index_shape(model_.config).budget_pools();
-    std::vector<int32_t> pools(static_cast<size_t>(budget)), count(1);
-    for (size_t i = 0; i < keep.size(); ++i) {
-      if (keep[i] == static_cast<int32_t>(i)) continue;
-      ops_.copy_out(pools.data(), selection.pools + keep[i] * budget, sizeof(int32_t) * pools.size());
-      ops_.copy_out(count.data(), selection.counts + keep[i], sizeof(int32_t));
-      ops_.copy_in(selection.pools + static_cast<int64_t>(i) * budget, pools.data(), sizeof(int32_t) * pools.size());
-      ops_.copy_in(selection.counts + i, count.data(), sizeof(int32_t));
-    }
-  }
+  if (shared) keep_selection(keep);
   model::next_n(ops_, model_, storage_.state(), spans, ids, gathered_.floats(), draft_workspace_, shared);
   bounce_.resize(static_cast<size_t>(width) * keep.size());
   ops_.copy_out(bounce_.data(), draft_workspace_.output, floats(width * std::ssize(keep)));

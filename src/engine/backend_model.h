@@ -39,7 +39,8 @@ class BackendModel final : public StepModel {
  private:
   // Copies rows of `width` floats; both are backend memory.
   void gather(const float* from, std::span<const int32_t> rows, int64_t width, float* to);
-  void head_of(const float* hidden, int64_t rows);
+  // The pools chosen for those rows serve the whole chain where the config shares them: they follow the rows.
+  void keep_selection(std::span<const int32_t> rows);
   std::span<const int32_t> greedy_of(const float* hidden, int64_t rows);
   // Visits every array of a slot that a snapshot holds: visit(pointer, floats).
   template <typename Visit>
