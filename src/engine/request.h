@@ -30,8 +30,8 @@ using StopCheck = std::function<bool(std::span<const int32_t> generated)>;
 
 struct Request {
   std::vector<int32_t> prompt;
-  int64_t max_tokens = 16;
-  int choices = 1;  // n: they share the prompt
+  int64_t max_tokens = 16;  // 0: score the prompt alone (needs prompt_logprobs)
+  int choices = 1;          // n: they share the prompt
   SamplingOptions sampling;
   std::vector<int32_t> stop_tokens;  // each ends the reply; the token is part of it
   StopCheck stop;
@@ -39,9 +39,11 @@ struct Request {
   // Reasoning that is not closed after `reasoning_budget` tokens is closed by force. -1: no budget.
   int64_t reasoning_budget = -1;
   int32_t reasoning_end_token = -1;
-  int priority = 0;          // 1: background, served when nothing at 0 waits
-  bool draft = true;         // false: never draft for this request
-  int logprobs = -1;         // k: report the log probability of each token and of the k most likely
+  int priority = 0;   // 1: background, served when nothing at 0 waits
+  bool draft = true;  // false: never draft for this request
+  int logprobs = -1;  // k: report the log probability of each token and of the k most likely
+  // k: report the same for each prompt token but the first. The whole prompt is then computed, whatever is cached.
+  int prompt_logprobs = -1;
   bool hash_logits = false;  // report a hash of the logits' bits behind each token
 };
 
@@ -74,7 +76,9 @@ struct ReplySummary {
 struct Event {
   int64_t request = 0;
   int choice = 0;
-  std::vector<GeneratedToken> tokens;   // new since the last event
+  std::vector<GeneratedToken> tokens;  // new since the last event
+  // Of prompt tokens, if asked for: in order, in pieces, all before the first token; given to choice 0 alone.
+  std::vector<GeneratedToken> prompt_logprobs;
   std::optional<ReplySummary> summary;  // set on the last one
 };
 

@@ -193,6 +193,7 @@ void Sampler::log_probabilities(std::span<const float> logits, int32_t limit, in
   for (const float logit : row) sum += sampling_exp(static_cast<double>(logit) - most);
   const double normaliser = most + sampling_log(sum);
   auto logprob = [&](int32_t id) {
+    if (id >= limit) return kMinusInfinity;  // in prompts alone
     return static_cast<float>(static_cast<double>(row[static_cast<size_t>(id)]) - normaliser);
   };
   token.logprob = logprob(token.id);

@@ -56,13 +56,15 @@ struct Scheduler::Run {
   int64_t known_rows = 0, accepted_rows = 0;
   int32_t next_n_row = -1;
 
-  std::vector<GeneratedToken> fresh;
+  std::vector<GeneratedToken> fresh, fresh_prompt;
+  int64_t scored = 0;  // prompt tokens behind the first whose log probabilities were reported
   ReplySummary summary;
   std::optional<FinishReason> finished;
 
   const Request& request() const { return shared->request; }
   int64_t known() const { return std::ssize(tokens); }
   int64_t prompt_tokens() const { return std::ssize(shared->request.prompt); }
+  bool scores_prompt() const { return request().prompt_logprobs >= 0 && choice == 0 && scored + 1 < prompt_tokens(); }
   std::span<const int32_t> reply() const { return std::span(tokens).subspan(shared->request.prompt.size()); }
   bool before(const Run& other) const {
     return std::pair(request().priority, order) < std::pair(other.request().priority, other.order);
@@ -91,12 +93,13 @@ Scheduler::~Scheduler() {
 
 // ---- requests in and out
 // ---------------------------------------------------------------------------------------------
-int64_t Scheduler::submit(Request request, EventSink sink) {
+void Scheduler::check(const Request& request) const {
   const StepModelSizes& sizes = model_.sizes();
   if (request.prompt.empty()) refuse("an empty prompt; expected at least one token");
   for (const int32_t id : request.prompt)
     if (id < 0 || id >= sizes.vocabulary) refuse("prompt token {}; expected 0 to {}", id, sizes.vocabulary - 1);
-  if (request.max_tokens < 1) refuse("max_tokens {}; expected at least 1", request.max_tokens);
+  if (request.max_tokens < (request.prompt_logprobs >= 0 ? 0 : 1))
+    refuse("max_tokens {}; expected at least 1, or 0 with prompt_logprobs", request.max_tokens);
   if (request.choices < 1 || request.choices > 128) refuse("{} choices; expected 1 to 128", request.choices);
   const SamplingOptions& s = request.sampling;
   if (!(s.temperature >= 0.0f && s.temperature <= 100.0f)) refuse("temperature {}; expected 0 to 100", s.temperature);
@@ -115,22 +118,31 @@ int64_t Scheduler::submit(Request request, EventSink sink) {
   if (pages_for(most + 1) > sizes.pages)
     fail(ErrorKind::kCapacity, "request", "{} tokens need {} pages; there are {}", most, pages_for(most + 1),
          sizes.pages);
+}
+
+int64_t Scheduler::submit(Request request, EventSink sink) {
+  check(request);
   if (std::ssize(waiting_) + request.choices > options_.queue_limit)
     fail(ErrorKind::kCapacity, "request", "{} requests wait already; the queue holds {}", waiting_.size(),
          options_.queue_limit);
+  const int64_t id = next_request_++;
+  enqueue(id, Clock::now(), std::move(request), std::move(sink));
+  return id;
+}
 
+void Scheduler::enqueue(int64_t id, Clock::time_point submitted, Request request, EventSink sink) {
   auto shared = std::make_shared<Shared>();
-  shared->id = next_request_++;
+  shared->id = id;
   shared->sink = std::move(sink);
-  shared->submitted = Clock::now();
+  shared->submitted = submitted;
   shared->plain_greedy = is_plain_greedy(request);
-  if (s.seed) {
-    shared->seed = *s.seed;
+  if (request.sampling.seed) {
+    shared->seed = *request.sampling.seed;
   } else {
     std::random_device device;
     shared->seed = uint64_t{device()} << 32 | device();
   }
-  for (const int32_t id : request.prompt) shared->prompt_counts.add(id);
+  for (const int32_t token : request.prompt) shared->prompt_counts.add(token);
   shared->request = std::move(request);
   for (int choice = 0; choice < shared->request.choices; ++choice) {
     auto run = std::make_unique<Run>();
@@ -143,7 +155,6 @@ int64_t Scheduler::submit(Request request, EventSink sink) {
         std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& other) { return run->before(*other); });
     waiting_.insert(at, std::move(run));
   }
-  return shared->id;
 }
 
 void Scheduler::cancel(int64_t request) {
@@ -176,9 +187,10 @@ SchedulerStats Scheduler::stats() const {
 }
 
 void Scheduler::emit(Run& run, bool last) {
-  if (run.fresh.empty() && !last) return;
-  Event event{run.shared->id, run.choice, std::move(run.fresh), {}};
+  if (run.fresh.empty() && run.fresh_prompt.empty() && !last) return;
+  Event event{run.shared->id, run.choice, std::move(run.fresh), std::move(run.fresh_prompt), {}};
   run.fresh.clear();
+  run.fresh_prompt.clear();
   if (last) event.summary = run.summary;
   if (run.shared->sink) run.shared->sink(event);
 }
@@ -203,7 +215,8 @@ void Scheduler::finish(Run& run, FinishReason reason) {
 // -------------------------------------------------------------------------------------------------------
 bool Scheduler::start(Run& run) {
   if (free_slots_.empty()) return false;
-  state::PrefixTree::Match match = tree_.find(run.tokens, run.known() - 1);
+  // Rows whose logits are still to be reported are computed.
+  state::PrefixTree::Match match = tree_.find(run.tokens, run.scores_prompt() ? run.scored : run.known() - 1);
   const int64_t needed = pages_for(run.known() + 1) - std::ssize(match.pages);
   if (needed > pages_.free() + tree_.evictable_pages()) {
     for (const int32_t page : match.pages) pages_.release(page);
@@ -303,7 +316,25 @@ std::vector<int32_t> Scheduler::propose(Run& run) {
     }
   }
   if (std::ssize(drafts) > most) drafts.resize(static_cast<size_t>(most));
+  if (run.request().mask) cut_to_mask(run, drafts);
   return drafts;
+}
+
+// A draft that the mask forbids could only be rejected.
+void Scheduler::cut_to_mask(const Run& run, std::vector<int32_t>& drafts) {
+  std::vector<int32_t> generated(run.reply().begin(), run.reply().end());
+  const int32_t limit = model_.sizes().vocabulary_limit;
+  allowed_.resize(static_cast<size_t>(limit + 63) / 64);
+  for (size_t i = 0; i < drafts.size(); ++i) {
+    std::fill(allowed_.begin(), allowed_.end(), 0);
+    run.request().mask(generated, allowed_);
+    const auto id = static_cast<size_t>(drafts[i]);
+    if (drafts[i] >= limit || (allowed_[id / 64] >> (id % 64) & 1) == 0) {
+      drafts.resize(i);
+      return;
+    }
+    generated.push_back(drafts[i]);
+  }
 }
 
 void Scheduler::add_span(Run& run, int64_t rows, std::vector<int32_t> drafts) {
@@ -396,10 +427,34 @@ bool Scheduler::take_token(Run& run, int32_t greedy_id, std::span<const float> l
   return !run.finished;
 }
 
+// Row p's logits say how likely prompt token p + 1 was.
+void Scheduler::score_prompts() {
+  constexpr int64_t kRowsAtOnce = 16;  // bounds the logits held
+  const auto vocabulary = static_cast<size_t>(model_.sizes().vocabulary);
+  for (Run* run : step_runs_) {
+    if (!run->scores_prompt()) continue;
+    const int64_t end = std::min(run->span.position + run->known_rows, run->prompt_tokens() - 1);
+    while (run->scored < end) {
+      const int64_t count = std::min(kRowsAtOnce, end - run->scored);
+      std::vector<int32_t> rows;
+      for (int64_t i = 0; i < count; ++i)
+        rows.push_back(static_cast<int32_t>(run->span.first_row + run->scored + i - run->span.position));
+      const std::span<const float> logits = model_.logits(rows);
+      for (int64_t i = 0; i < count; ++i) {
+        GeneratedToken token;
+        token.id = run->tokens[static_cast<size_t>(++run->scored)];
+        sampler_.log_probabilities(logits.subspan(static_cast<size_t>(i) * vocabulary, vocabulary),
+                                   model_.sizes().vocabulary_limit, run->request().prompt_logprobs, token);
+        run->fresh_prompt.push_back(std::move(token));
+      }
+    }
+  }
+}
+
 void Scheduler::sample() {
   std::vector<int32_t> greedy_rows, logit_rows;
   for (Run* run : step_runs_) {
-    if (run->sequence->length() + run->known_rows < run->known()) continue;
+    if (run->sequence->length() + run->known_rows < run->known() || run->request().max_tokens == 0) continue;
     auto& rows = run->shared->plain_greedy ? greedy_rows : logit_rows;
     for (int64_t row = run->known_rows - 1; row < run->span.rows; ++row)
       rows.push_back(static_cast<int32_t>(run->span.first_row + row));
@@ -421,6 +476,11 @@ void Scheduler::sample() {
     run->accepted_rows = run->known_rows;
     if (run->sequence->length() + run->known_rows == run->known()) {
       run->shared->prompt_done = true;
+      if (run->request().max_tokens == 0) {
+        run->finished = FinishReason::kLength;
+        run->sequence->accept(run->span, run->accepted_rows);
+        continue;
+      }
       const size_t drafts = run->drafts.size();
       for (size_t i = 0; i <= drafts; ++i) {
         const bool goes_on = run->shared->plain_greedy
@@ -448,7 +508,7 @@ void Scheduler::advance_next_n() {
   std::vector<int32_t> ids, hidden_rows;
   for (Run* run : step_runs_) {
     if (!run->next_n_complete) continue;
-    if (!run->request().draft || run->history.off) {
+    if (!run->request().draft || run->history.off || run->request().max_tokens == 0) {
       run->next_n_complete = false;
       continue;
     }
@@ -579,6 +639,7 @@ bool Scheduler::step() {
     stats_.model_s += std::chrono::duration<double>(Clock::now() - from).count();
   };
   timed([&] { model_.forward(spans_, step_ids_); });
+  score_prompts();
   sample();
   timed([&] { advance_next_n(); });
   timed([&] { take_snapshots(); });

@@ -53,6 +53,11 @@ class Scheduler {
   // Throws Error(kUsage) for a request that makes no sense, Error(kCapacity) for one that can never fit (longer than
   // the context or than all pages) or for a full queue. `sink` gets every event of the request.
   int64_t submit(Request request, EventSink sink);
+  // The same in two halves, for an owner that queues requests in front of the scheduler. `check` throws what `submit`
+  // throws but for a full queue; it reads nothing that steps change, so any thread may call it.
+  void check(const Request& request) const;
+  // Takes a request that was checked, under an id that is not in use.
+  void enqueue(int64_t id, std::chrono::steady_clock::time_point submitted, Request request, EventSink sink);
   // Frees what the request holds before the next step; its last event says kCancelled. Unknown ids are ignored.
   void cancel(int64_t request);
   void cancel_all();
@@ -64,6 +69,7 @@ class Scheduler {
   // Forgets what the prefix tree holds.
   void clear_cache();
   SchedulerStats stats() const;
+  const SchedulerOptions& options() const { return options_; }
 
  private:
   struct Run;     // one choice of a request
@@ -76,6 +82,7 @@ class Scheduler {
   void preempt(Run& run);
   void compose();
   void add_span(Run& run, int64_t rows, std::vector<int32_t> drafts);
+  void score_prompts();
   void sample();
   // False once the reply is finished.
   bool take_token(Run& run, int32_t greedy_id, std::span<const float> logits);
@@ -88,6 +95,7 @@ class Scheduler {
   void emit(Run& run, bool last);
   int64_t chunk_limit(const Run& run) const;
   std::vector<int32_t> propose(Run& run);
+  void cut_to_mask(const Run& run, std::vector<int32_t>& drafts);
 
   StepModel& model_;
   SchedulerOptions options_;
@@ -100,6 +108,7 @@ class Scheduler {
   std::vector<ops::Span> spans_;
   std::vector<int32_t> step_ids_;
   std::vector<Run*> step_runs_;  // of spans_
+  std::vector<uint64_t> allowed_;
   int64_t next_request_ = 1, next_order_ = 0;
   SchedulerStats stats_;
 };

@@ -37,6 +37,7 @@ class Random {
 struct Reply {
   std::vector<int32_t> ids;
   std::vector<uint64_t> logits;
+  std::vector<GeneratedToken> prompt;  // log probabilities, if asked for
   ReplySummary summary;
   bool done = false;
 };
@@ -99,6 +100,7 @@ inline Request random_request(Random& random, uint64_t text) {
       // Every third token must be even.
       for (uint64_t& word : allowed) word = generated.size() % 3 == 2 ? 0x5555555555555555u : ~uint64_t{0};
     };
+  if (random.chance(8)) request.prompt_logprobs = static_cast<int>(random.below(3));
   if (random.chance(6)) request.stop = [](std::span<const int32_t> generated) { return generated.back() % 50 == 3; };
   return request;
 }
@@ -118,7 +120,7 @@ inline Mix random_mix(uint64_t seed) {
   mix.model.max_rows = 512;
   mix.model.slots = random.between(1, 16);
   mix.warm = random.chance(3);
-  const int64_t count = random.between(1, 12);
+  const int64_t count = random.between(1, 16);
   int64_t most_pages = 1;
   for (int64_t i = 0; i < count; ++i) {
     mix.requests.push_back(random_request(random, static_cast<uint64_t>(random.between(1, 3))));
@@ -160,6 +162,10 @@ inline std::vector<std::vector<Reply>> run_mix(const Mix& mix, const model::Mode
           ids[i] = scheduler.submit(mix.requests[i], [&replies, i](const Event& event) {
             Reply& reply = replies[i][static_cast<size_t>(event.choice)];
             EXPECT_FALSE(reply.done) << "an event after the last";
+            if (!event.prompt_logprobs.empty()) {
+              EXPECT_TRUE(reply.ids.empty() && event.choice == 0);
+              reply.prompt.insert(reply.prompt.end(), event.prompt_logprobs.begin(), event.prompt_logprobs.end());
+            }
             for (const GeneratedToken& token : event.tokens) {
               reply.ids.push_back(token.id);
               reply.logits.push_back(token.logits_hash);
@@ -203,6 +209,15 @@ inline std::vector<std::vector<Reply>> run_alone(const Mix& mix, const model::Mo
   return replies;
 }
 
+inline bool same_logprobs(const GeneratedToken& a, const GeneratedToken& b) {
+  auto bits = [](float value) { return std::bit_cast<uint32_t>(value); };
+  return a.id == b.id && bits(a.logprob) == bits(b.logprob) &&
+         std::equal(a.top.begin(), a.top.end(), b.top.begin(), b.top.end(),
+                    [&](const TokenLogprob& x, const TokenLogprob& y) {
+                      return x.id == y.id && bits(x.logprob) == bits(y.logprob);
+                    });
+}
+
 // True if every reply of the mix is that of its request alone (a beginning of it, where it was cancelled).
 inline bool same_replies(const Mix& mix, const std::vector<std::vector<Reply>>& together,
                          const std::vector<std::vector<Reply>>& alone, std::string& difference) {
@@ -214,6 +229,8 @@ inline bool same_replies(const Mix& mix, const std::vector<std::vector<Reply>>& 
       const bool same = a.done && a.ids.size() == count && count <= b.ids.size() &&
                         std::equal(a.ids.begin(), a.ids.end(), b.ids.begin()) &&
                         std::equal(a.logits.begin(), a.logits.end(), b.logits.begin()) &&
+                        (cancelled || std::equal(a.prompt.begin(), a.prompt.end(), b.prompt.begin(), b.prompt.end(),
+                                                 same_logprobs)) &&
                         (cancelled || a.summary.reason == b.summary.reason);
       if (same) continue;
       size_t at = 0;
