@@ -16,7 +16,8 @@ struct StubOptions {
   int32_t vocabulary = 512;
   int64_t max_rows = 512, slots = 64, pages = 4096, max_positions = 1 << 20;
   int hits_in_ten = 10;  // of the next-n layer's drafts
-  double step_s = 0;     // simulated time of a forward
+  double step_s = 0;     // simulated time of a forward,
+  double row_s = 0;      // of each of its rows,
   double draft_s = 0;    // and of a next-n step
 };
 
@@ -41,7 +42,7 @@ class StubModel final : public StepModel {
   const StepModelSizes& sizes() const override { return sizes_; }
 
   void forward(std::span<const ops::Span> spans, std::span<const int32_t> ids) override {
-    wait(options_.step_s);
+    wait(options_.step_s + options_.row_s * static_cast<double>(ids.size()));
     ++forwards;
     answers_.assign(ids.size(), 0);
     for (const ops::Span& span : spans) {
@@ -104,9 +105,11 @@ class StubModel final : public StepModel {
   }
 
   int64_t forwards = 0;
+  double simulated_s = 0;  // time that forwards and next-n steps were told to take
 
  private:
-  static void wait(double seconds) {
+  void wait(double seconds) {
+    simulated_s += seconds;
     if (seconds > 0) std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
   }
   int32_t draft_after(int32_t last, int64_t position) const {
