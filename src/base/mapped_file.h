@@ -24,6 +24,10 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   size_t size() const { return size_; }
 
+  // Lets the system drop the whole pages of [offset, offset + bytes) from memory. They stay readable: a later touch
+  // reads the file again.
+  void release(size_t offset, size_t bytes) const;
+
  private:
   const std::byte* data_ = nullptr;
   size_t size_ = 0;

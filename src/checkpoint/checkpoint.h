@@ -48,6 +48,10 @@ class Checkpoint {
   // The stored bytes, at any alignment; valid as long as the checkpoint. Throws Error(kUsage) for an inventory.
   std::span<const std::byte> data(const TensorView& tensor) const;
   bool has_data() const { return has_data_; }
+  // Where those bytes begin in file_of(tensor.raw), for readers that want errors instead of faults.
+  uint64_t file_offset(const TensorView& tensor) const { return raw_[tensor.raw].begin + tensor.offset_bytes; }
+  // Lets the system drop the tensor's pages from memory; they are read again when touched.
+  void release(const TensorView& tensor) const;
 
   // As stored, before names are mapped and fused tensors are cut.
   size_t raw_count() const { return raw_.size(); }

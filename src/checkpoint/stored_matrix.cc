@@ -200,9 +200,11 @@ float fp8_block_scale(const TensorView& tensor, std::span<const std::byte> bytes
   return bf16_to_float(bits);
 }
 
-void dequantise_nvfp4(const Checkpoint& checkpoint, const StoredMatrix& matrix, std::span<float> out) {
-  const std::byte* codes = checkpoint.data(*matrix.weight).data();
-  const std::byte* scales = checkpoint.data(*matrix.block_scale).data();
+void dequantise_nvfp4(const Checkpoint& checkpoint, const StoredMatrix& matrix, int64_t first_row,
+                      std::span<float> out) {
+  const int64_t first_block = first_row * (matrix.columns / kNvfp4BlockColumns);
+  const std::byte* codes = checkpoint.data(*matrix.weight).data() + first_block * kNvfp4BlockColumns / 2;
+  const std::byte* scales = checkpoint.data(*matrix.block_scale).data() + first_block;
   const float scale_of_matrix = matrix_scale(checkpoint, matrix);
   for (size_t block = 0; block < out.size() / kNvfp4BlockColumns; ++block) {
     const float scale_of_block = e4m3_to_float(std::to_integer<uint8_t>(scales[block]));
@@ -215,13 +217,14 @@ void dequantise_nvfp4(const Checkpoint& checkpoint, const StoredMatrix& matrix, 
   }
 }
 
-void dequantise_fp8(const Checkpoint& checkpoint, const StoredMatrix& matrix, std::span<float> out) {
-  const std::byte* weights = checkpoint.data(*matrix.weight).data();
+void dequantise_fp8(const Checkpoint& checkpoint, const StoredMatrix& matrix, int64_t first_row, int64_t rows,
+                    std::span<float> out) {
+  const std::byte* weights = checkpoint.data(*matrix.weight).data() + first_row * matrix.columns;
   const std::span<const std::byte> scales = checkpoint.data(*matrix.block_scale);
   const int64_t blocks_in_row = matrix.block_scale->shape[1];
-  for (int64_t row = 0; row < matrix.rows; ++row)
+  for (int64_t row = 0; row < rows; ++row)
     for (int64_t column = 0; column < matrix.columns; ++column) {
-      const int64_t block = row / kFp8BlockSize * blocks_in_row + column / kFp8BlockSize;
+      const int64_t block = (first_row + row) / kFp8BlockSize * blocks_in_row + column / kFp8BlockSize;
       const auto at = static_cast<size_t>(row * matrix.columns + column);
       out[at] = e4m3_to_float(std::to_integer<uint8_t>(weights[at])) *
                 fp8_block_scale(*matrix.block_scale, scales, static_cast<size_t>(block));
@@ -277,22 +280,28 @@ void check_block_scales(const Checkpoint& checkpoint, const StoredMatrix& matrix
 }
 
 void dequantise(const Checkpoint& checkpoint, const StoredMatrix& matrix, std::span<float> out) {
-  const auto count = static_cast<size_t>(matrix.rows * matrix.columns);
-  if (out.size() != count)
-    fail(ErrorKind::kUsage, "dequantise", "room for {} values; expected {} for the matrix [{}, {}]", out.size(), count,
-         matrix.rows, matrix.columns);
+  dequantise_rows(checkpoint, matrix, 0, matrix.rows, out);
+}
+
+void dequantise_rows(const Checkpoint& checkpoint, const StoredMatrix& matrix, int64_t first_row, int64_t rows,
+                     std::span<float> out) {
+  const auto count = static_cast<size_t>(rows * matrix.columns);
+  if (first_row < 0 || rows < 0 || first_row + rows > matrix.rows || out.size() != count)
+    fail(ErrorKind::kUsage, "dequantise", "rows {} to {} into room for {} values; expected {} of the matrix [{}, {}]",
+         first_row, first_row + rows, out.size(), count, matrix.rows, matrix.columns);
   const std::span<const std::byte> bytes = checkpoint.data(*matrix.weight);
+  const auto first = static_cast<size_t>(first_row * matrix.columns);
   switch (matrix.form) {
     case Form::kBf16:
       for (size_t i = 0; i < count; ++i) {
         uint16_t bits = 0;
-        std::memcpy(&bits, bytes.data() + 2 * i, sizeof bits);
+        std::memcpy(&bits, bytes.data() + 2 * (first + i), sizeof bits);
         out[i] = bf16_to_float(bits);
       }
       return;
-    case Form::kF32: std::memcpy(out.data(), bytes.data(), bytes.size()); return;
-    case Form::kNvfp4: dequantise_nvfp4(checkpoint, matrix, out); return;
-    case Form::kFp8Block: dequantise_fp8(checkpoint, matrix, out); return;
+    case Form::kF32: std::memcpy(out.data(), bytes.data() + 4 * first, 4 * count); return;
+    case Form::kNvfp4: dequantise_nvfp4(checkpoint, matrix, first_row, out); return;
+    case Form::kFp8Block: dequantise_fp8(checkpoint, matrix, first_row, rows, out); return;
   }
 }
 

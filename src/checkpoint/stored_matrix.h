@@ -48,5 +48,8 @@ void check_block_scales(const Checkpoint& checkpoint, const StoredMatrix& matrix
 // The matrix in float32, row-major into out[rows * columns].
 //     NVFP4: (e2m1 * e4m3, exact) * matrix_scale, rounded once.   FP8: float(e4m3) * scale, rounded once.
 void dequantise(const Checkpoint& checkpoint, const StoredMatrix& matrix, std::span<float> out);
+// The same for rows first_row .. first_row + rows - 1 alone, into out[rows * columns].
+void dequantise_rows(const Checkpoint& checkpoint, const StoredMatrix& matrix, int64_t first_row, int64_t rows,
+                     std::span<float> out);
 
 }  // namespace verbatim::checkpoint
