@@ -8,7 +8,7 @@ namespace verbatim::engine {
 
 namespace {
 
-constexpr int64_t kHeadRows = 64;  // rows of logits held at a time on the backend
+using model::kHeadRows;
 
 size_t floats(int64_t count) { return static_cast<size_t>(count) * sizeof(float); }
 
@@ -18,17 +18,11 @@ BackendModel::BackendModel(ops::Ops& ops, const model::Model& model, const Backe
     : ops_(ops),
       model_(model),
       storage_(ops, model.config, options.slots, options.pages),
-      workspace_(ops, model.config, options.max_rows),
-      draft_workspace_(ops, model.config, options.max_rows),
-      gathered_(ops, floats(options.max_rows * model.config.hidden)),
-      chain_(ops, floats(options.slots * model.config.hidden)),
-      logits_(ops, floats(kHeadRows * model.config.vocabulary)),
-      ids_(ops, sizeof(int32_t) * kHeadRows),
-      resumed_hidden_(ops, floats(options.slots * model.config.hidden)) {
+      buffers_(ops, model.config, options.max_rows, options.slots) {
   const model::Config& c = model.config;
   sizes_.vocabulary = static_cast<int32_t>(c.vocabulary);
   sizes_.vocabulary_limit = options.vocabulary_limit > 0 ? options.vocabulary_limit : sizes_.vocabulary;
-  sizes_.max_positions = c.max_positions;
+  sizes_.max_positions = options.max_positions > 0 ? std::min(options.max_positions, c.max_positions) : c.max_positions;
   sizes_.max_rows = options.max_rows;
   sizes_.slots = options.slots;
   sizes_.pages = options.pages;
@@ -37,7 +31,7 @@ BackendModel::BackendModel(ops::Ops& ops, const model::Model& model, const Backe
 }
 
 void BackendModel::forward(std::span<const ops::Span> spans, std::span<const int32_t> ids) {
-  model::forward(ops_, model_, storage_.state(), spans, ids, workspace_);
+  model::forward(ops_, model_, storage_.state(), spans, ids, buffers_.pass);
 }
 
 void BackendModel::gather(const float* from, std::span<const int32_t> rows, int64_t width, float* to) {
@@ -55,12 +49,12 @@ void BackendModel::gather(const float* from, std::span<const int32_t> rows, int6
 
 std::span<const float> BackendModel::logits(std::span<const int32_t> rows) {
   const int64_t width = model_.config.hidden, vocabulary = model_.config.vocabulary;
-  gather(workspace_.hidden, rows, width, gathered_.floats());
+  gather(buffers_.pass.hidden, rows, width, buffers_.gathered.floats());
   host_logits_.resize(rows.size() * static_cast<size_t>(vocabulary));
   for (int64_t first = 0; first < std::ssize(rows); first += kHeadRows) {
     const int64_t count = std::min(kHeadRows, std::ssize(rows) - first);
-    model::head(ops_, model_, gathered_.floats() + first * width, count, logits_.floats());
-    ops_.copy_out(host_logits_.data() + first * vocabulary, logits_.floats(), floats(count * vocabulary));
+    model::head(ops_, model_, buffers_.gathered.floats() + first * width, count, buffers_.logits.floats());
+    ops_.copy_out(host_logits_.data() + first * vocabulary, buffers_.logits.floats(), floats(count * vocabulary));
   }
   return host_logits_;
 }
@@ -69,31 +63,32 @@ std::span<const int32_t> BackendModel::greedy_of(const float* hidden, int64_t ro
   host_ids_.resize(static_cast<size_t>(rows));
   for (int64_t first = 0; first < rows; first += kHeadRows) {
     const int64_t count = std::min(kHeadRows, rows - first);
-    model::head(ops_, model_, hidden + first * model_.config.hidden, count, logits_.floats());
-    ops_.argmax(logits_.floats(), count, model_.config.vocabulary, sizes_.vocabulary_limit, ids_.ints());
-    ops_.copy_out(host_ids_.data() + first, ids_.ints(), sizeof(int32_t) * static_cast<size_t>(count));
+    model::head(ops_, model_, hidden + first * model_.config.hidden, count, buffers_.logits.floats());
+    ops_.argmax(buffers_.logits.floats(), count, model_.config.vocabulary, sizes_.vocabulary_limit,
+                buffers_.greedy_ids.ints());
+    ops_.copy_out(host_ids_.data() + first, buffers_.greedy_ids.ints(), sizeof(int32_t) * static_cast<size_t>(count));
   }
   return host_ids_;
 }
 
 std::span<const int32_t> BackendModel::greedy(std::span<const int32_t> rows) {
-  gather(workspace_.hidden, rows, model_.config.hidden, gathered_.floats());
-  return greedy_of(gathered_.floats(), std::ssize(rows));
+  gather(buffers_.pass.hidden, rows, model_.config.hidden, buffers_.gathered.floats());
+  return greedy_of(buffers_.gathered.floats(), std::ssize(rows));
 }
 
 void BackendModel::next_n(std::span<const ops::Span> spans, std::span<const int32_t> next_ids,
                           std::span<const int32_t> hidden_rows) {
-  gather(workspace_.hidden, hidden_rows, model_.config.hidden, gathered_.floats());
-  model::next_n(ops_, model_, storage_.state(), spans, next_ids, gathered_.floats(), draft_workspace_);
+  gather(buffers_.pass.hidden, hidden_rows, model_.config.hidden, buffers_.gathered.floats());
+  model::next_n(ops_, model_, storage_.state(), spans, next_ids, buffers_.gathered.floats(), *buffers_.drafting);
 }
 
 void BackendModel::next_n_resumed(const ops::Span& span, int32_t next_id) {
   model::next_n(ops_, model_, storage_.state(), {&span, 1}, {&next_id, 1},
-                resumed_hidden_.floats() + span.sequence * model_.config.hidden, draft_workspace_);
+                buffers_.resumed_hidden.floats() + span.sequence * model_.config.hidden, *buffers_.drafting);
 }
 
 void BackendModel::keep_selection(std::span<const int32_t> rows) {
-  const ops::Selection& selection = draft_workspace_.sparse.selection;
+  const ops::Selection& selection = buffers_.drafting->sparse.selection;
   const int64_t budget = model::index_shape(model_.config).budget_pools();
   std::vector<int32_t> pools(static_cast<size_t>(budget)), count(1);
   for (int64_t to = 0; to < std::ssize(rows); ++to) {
@@ -108,22 +103,22 @@ void BackendModel::keep_selection(std::span<const int32_t> rows) {
 }
 
 std::span<const int32_t> BackendModel::begin_chain(std::span<const int32_t> rows) {
-  gather(draft_workspace_.output, rows, model_.config.hidden, chain_.floats());
+  gather(buffers_.drafting->output, rows, model_.config.hidden, buffers_.chain.floats());
   if (model_.config.index_share_for_drafts) keep_selection(rows);
-  return greedy_of(chain_.floats(), std::ssize(rows));
+  return greedy_of(buffers_.chain.floats(), std::ssize(rows));
 }
 
 std::span<const int32_t> BackendModel::extend_chain(std::span<const int32_t> keep, std::span<const ops::Span> spans,
                                                     std::span<const int32_t> ids) {
   const int64_t width = model_.config.hidden;
   const bool shared = model_.config.index_share_for_drafts;
-  gather(chain_.floats(), keep, width, gathered_.floats());
+  gather(buffers_.chain.floats(), keep, width, buffers_.gathered.floats());
   if (shared) keep_selection(keep);
-  model::next_n(ops_, model_, storage_.state(), spans, ids, gathered_.floats(), draft_workspace_, shared);
+  model::next_n(ops_, model_, storage_.state(), spans, ids, buffers_.gathered.floats(), *buffers_.drafting, shared);
   bounce_.resize(static_cast<size_t>(width) * keep.size());
-  ops_.copy_out(bounce_.data(), draft_workspace_.output, floats(width * std::ssize(keep)));
-  ops_.copy_in(chain_.floats(), bounce_.data(), floats(width * std::ssize(keep)));
-  return greedy_of(chain_.floats(), std::ssize(keep));
+  ops_.copy_out(bounce_.data(), buffers_.drafting->output, floats(width * std::ssize(keep)));
+  ops_.copy_in(buffers_.chain.floats(), bounce_.data(), floats(width * std::ssize(keep)));
+  return greedy_of(buffers_.chain.floats(), std::ssize(keep));
 }
 
 template <typename Visit>
@@ -141,7 +136,7 @@ void BackendModel::visit_slot(int32_t slot, int64_t position, const Visit& visit
     visit(cache.tail_key + slot * tail, tail);
     visit(cache.tail_gate + slot * tail, tail);
   }
-  visit(resumed_hidden_.floats() + slot * c.hidden, c.hidden);
+  visit(buffers_.resumed_hidden.floats() + slot * c.hidden, c.hidden);
 }
 
 std::shared_ptr<const state::Snapshot> BackendModel::save(const ops::Span& advance, int32_t hidden_row) {
@@ -153,7 +148,7 @@ std::shared_ptr<const state::Snapshot> BackendModel::save(const ops::Span& advan
                nullptr);
   }
   const int32_t slot = advance.sequence;
-  gather(workspace_.hidden, {&hidden_row, 1}, c.hidden, resumed_hidden_.floats() + slot * c.hidden);
+  gather(buffers_.pass.hidden, {&hidden_row, 1}, c.hidden, buffers_.resumed_hidden.floats() + slot * c.hidden);
   auto snapshot = std::make_shared<state::Snapshot>();
   visit_slot(slot, advance.position, [&](const float* values, int64_t count) {
     const size_t at = snapshot->values.size();

@@ -5,6 +5,7 @@
 
 #include "engine/step_model.h"
 #include "model/glm.h"
+#include "model/step_buffers.h"
 #include "state/storage.h"
 
 namespace verbatim::engine {
@@ -14,6 +15,7 @@ struct BackendModelOptions {
   int64_t slots = 16;
   int64_t pages = 1024;
   int32_t vocabulary_limit = 0;  // 0: the whole vocabulary
+  int64_t max_positions = 0;     // prompt and reply of a sequence; 0: the config's
 };
 
 class BackendModel final : public StepModel {
@@ -35,6 +37,7 @@ class BackendModel final : public StepModel {
   void restore(const state::Snapshot& snapshot, int32_t slot, int64_t position) override;
 
   const state::Storage& storage() const { return storage_; }
+  const model::StepBuffers& buffers() const { return buffers_; }
 
  private:
   // Copies rows of `width` floats; both are backend memory.
@@ -50,8 +53,7 @@ class BackendModel final : public StepModel {
   const model::Model& model_;
   StepModelSizes sizes_;
   state::Storage storage_;
-  model::Workspace workspace_, draft_workspace_;
-  ops::Buffer gathered_, chain_, logits_, ids_, resumed_hidden_;
+  model::StepBuffers buffers_;
   std::vector<float> host_logits_, bounce_;
   std::vector<int32_t> host_ids_;
 };

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/formats.h"
 #include "checkpoint/stored_matrix.h"
+#include "model/binder.h"
 #include "model/glm.h"
 #include "model/tensors.h"
 
@@ -17,15 +18,12 @@ using checkpoint::Form;
 using checkpoint::StoredMatrix;
 using checkpoint::TensorView;
 
-class Binder {
+class StoredBinder final : public Binder {
  public:
-  Binder(const Checkpoint& stored, Precision precision, Weights& weights)
+  StoredBinder(const Checkpoint& stored, Precision precision, Weights& weights)
       : stored_(stored), precision_(precision), weights_(weights) {}
 
-  // Names below are relative to this prefix.
-  void enter(std::string prefix) { prefix_ = std::move(prefix); }
-
-  Matrix matrix(const std::string& name, int64_t rows, int64_t columns) {
+  Matrix matrix(const std::string& name, int64_t rows, int64_t columns) override {
     const std::string module = prefix_ + name;
     const StoredMatrix found = checkpoint::resolve_matrix(stored_, module, rows, columns);
     checkpoint::check_block_scales(stored_, found);
@@ -60,8 +58,7 @@ class Binder {
     return m;
   }
 
-  // A matrix stored under its own name, without ".weight": BF16 or F32.
-  Matrix plain_matrix(const std::string& name, int64_t rows, int64_t columns) {
+  Matrix plain_matrix(const std::string& name, int64_t rows, int64_t columns) override {
     const TensorView& view = tensor(name);
     Matrix m;
     m.form = view.dtype == DType::kBF16 ? ops::WeightForm::kBf16 : ops::WeightForm::kF32;
@@ -72,7 +69,7 @@ class Binder {
     return m;
   }
 
-  const float* vector(const std::string& name) { return widen(tensor(name)); }
+  const float* vector(const std::string& name) override { return widen(tensor(name)); }
 
   uint64_t quantised_activations() const { return quantised_activations_; }
 
@@ -114,7 +111,6 @@ class Binder {
   const Checkpoint& stored_;
   Precision precision_;
   Weights& weights_;
-  std::string prefix_;
   uint64_t quantised_activations_ = 0;
 };
 
@@ -225,6 +221,17 @@ NextN bind_next_n(Binder& bind, const Config& c) {
   return n;
 }
 
+}  // namespace
+
+void bind_weights(Binder& bind, const Config& config, Weights& weights) {
+  bind.enter("");
+  weights.embedding = bind.matrix("model.language_model.embed_tokens", config.vocabulary, config.hidden);
+  weights.norm = bind.vector("model.language_model.norm.weight");
+  weights.head = bind.matrix("lm_head", config.vocabulary, config.hidden);
+  for (int64_t layer = 0; layer < config.layers; ++layer) weights.layers.push_back(bind_layer(bind, config, layer));
+  if (config.next_n_layers > 0) weights.next_n = bind_next_n(bind, config);
+}
+
 void check_sum_parts(const Config& c, int parts) {
   if (parts < 1 || parts > 64 || (parts & (parts - 1)) != 0)
     fail(ErrorKind::kUsage, "sum-parts", "{}; expected a power of two from 1 to 64", parts);
@@ -236,8 +243,6 @@ void check_sum_parts(const Config& c, int parts) {
       fail(ErrorKind::kUsage, "sum-parts", "{} parts do not cut {} ({}) in equal even lengths", parts, name, size);
 }
 
-}  // namespace
-
 Model load_model(const Checkpoint& stored, const Config& config, Precision precision, int sum_parts) {
   check_sum_parts(config, sum_parts);
   require_sound(stored, take_census(stored, config));
@@ -245,13 +250,8 @@ Model load_model(const Checkpoint& stored, const Config& config, Precision preci
   model.config = config;
   model.precision = precision;
   model.sum_parts = sum_parts;
-  Weights& weights = model.weights;
-  Binder bind(stored, precision, weights);
-  weights.embedding = bind.matrix("model.language_model.embed_tokens", config.vocabulary, config.hidden);
-  weights.norm = bind.vector("model.language_model.norm.weight");
-  weights.head = bind.matrix("lm_head", config.vocabulary, config.hidden);
-  for (int64_t layer = 0; layer < config.layers; ++layer) weights.layers.push_back(bind_layer(bind, config, layer));
-  if (config.next_n_layers > 0) weights.next_n = bind_next_n(bind, config);
+  StoredBinder bind(stored, precision, model.weights);
+  bind_weights(bind, config, model.weights);
   if (precision == Precision::kCheckpoint && bind.quantised_activations() == 0)
     fail(ErrorKind::kUnsupported, stored.path().string(),
          "no matrix stores input_scale, so the checkpoint has no activation rounding of its own; use --precision full");

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "checkpoint/stored_matrix.h"
 #include "model/glm.h"
+#include "model/step_buffers.h"
 
 namespace verbatim::model {
 
@@ -83,7 +84,7 @@ Plan make_plan(const Checkpoint& stored, const Config& config, const PlanOptions
   plan.token_bytes = mine.page_bytes / ops::kPageTokens;
   plan.snapshot_bytes = whole.snapshot_bytes;
   plan.rank_snapshot_bytes = mine.snapshot_bytes;
-  plan.workspace_bytes = Workspace::bytes(local, options.chunk_rows);
+  plan.workspace_bytes = StepBuffers::bytes(local, options.chunk_rows, options.sequences);
   plan.context_tokens = options.context_tokens == 0 ? config.max_positions : options.context_tokens;
   plan.pages_per_sequence = (plan.context_tokens + ops::kPageTokens - 1) / ops::kPageTokens;
 
@@ -97,7 +98,11 @@ Plan make_plan(const Checkpoint& stored, const Config& config, const PlanOptions
     const int64_t for_pages = left / options.sequences - mine.sequence_bytes;
     if (for_pages > 0 && mine.page_bytes > 0)
       plan.largest_context = std::min(for_pages / mine.page_bytes * ops::kPageTokens, config.max_positions);
-    plan.largest_sequences = std::max<int64_t>(left, 0) / sequence;
+    // Each sequence has its rows in the step buffers too.
+    const int64_t buffers = StepBuffers::bytes(local, options.chunk_rows, 0);
+    const int64_t row_bytes = (plan.workspace_bytes - buffers) / options.sequences;
+    const int64_t free = options.memory_bytes - rank.weights_bytes - options.snapshot_bytes - buffers;
+    plan.largest_sequences = std::max<int64_t>(free, 0) / (sequence + row_bytes);
   }
   if (config.has_vision) plan.not_resident.push_back("vision");
   if (!options.activation_scales) plan.not_resident.push_back("input_scale");

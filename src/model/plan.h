@@ -39,7 +39,7 @@ struct Plan {
   int64_t token_bytes = 0;  // latents and pool keys of one token; every rank holds all of it
   int64_t page_bytes = 0;   // kPageTokens tokens
   int64_t snapshot_bytes = 0, rank_snapshot_bytes = 0;
-  int64_t workspace_bytes = 0;  // of each rank
+  int64_t workspace_bytes = 0;  // of each rank: what StepBuffers allocates for the sequences asked for
   int64_t context_tokens = 0, pages_per_sequence = 0;
   int64_t needed_bytes = 0;  // of the fullest rank: weights, workspace, snapshots, sequences with their pages
   int64_t memory_bytes = 0;

@@ -13,10 +13,12 @@
 #include "base/formats.h"
 #include "base/mapped_file.h"
 #include "base/progress.h"
+#include "base/synthetic.h"
 #include "base/thread_pool.h"
 #include "checkpoint/index.h"
 #include "checkpoint/safetensors.h"
 #include "model/config.h"
+#include "model/synth_parts.h"
 #include "model/tensors.h"
 #include "quantize/nvfp4.h"
 
@@ -108,70 +110,6 @@ json hf_quant_config(const SynthOptions& options, const Config& config) {
   return {{"producer", kProducer}, {"quantization", quantisation}};
 }
 
-// ---- numbers
-// ---------------------------------------------------------------------------------------------------------
-uint64_t mix(uint64_t x) {  // splitmix64's finaliser
-  x ^= x >> 30;
-  x *= 0xbf58476d1ce4e5b9;
-  x ^= x >> 27;
-  x *= 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
-// One stream of numbers a tensor: element i is a function of (seed, name, i) alone.
-class Numbers {
- public:
-  Numbers(uint64_t seed, std::string_view name) : key_(mix(seed + 0x9e3779b97f4a7c15)) {
-    for (const char c : name) key_ = mix(key_ ^ static_cast<uint8_t>(c));
-  }
-  // Mean 0, variance 1, within 3.5: a sum of four uniform numbers.
-  float operator()(int64_t i) const {
-    const uint64_t bits = mix(key_ + static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15);
-    const auto sum =
-        static_cast<int32_t>((bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48));
-    return static_cast<float>(sum - 131070) * (1.0f / 37837.0f);  // sqrt(4 * (65536^2 - 1) / 12)
-  }
-
- private:
-  uint64_t key_;
-};
-
-// Weights large enough that every branch moves the logits: mean + spread * number.
-struct Distribution {
-  float mean = 0, spread = 1;
-};
-
-Distribution distribution_of(const Expected& expected) {
-  const std::string_view name = expected.name;
-  auto ends = [&](const char* suffix) { return name.ends_with(suffix); };
-  if (ends("A_log")) return {0, 0.3f};
-  if (ends("dt_bias")) return {-1, 0.5f};
-  if (ends("_base") || ends("_ape") || ends("conv1d.weight")) return {0, 0.5f};
-  if (ends("_scale")) return {1, 0.1f};
-  if (ends("embed_tokens")) return {0, 1};
-  if (ends("bias")) return {0, 0.1f};
-  if (expected.shape.size() == 1) return {1, 0.1f};  // norm weights
-  int64_t fan_in = 1;
-  for (size_t i = 1; i < expected.shape.size(); ++i) fan_in *= expected.shape[i];
-  return {0, 1.0f / std::sqrt(static_cast<float>(fan_in))};
-}
-
-// What the released BF16 files keep in float32; NVIDIA's file has bfloat16 hyper-connections and float32 taps.
-DType stored_dtype(const Expected& expected, SynthForm form) {
-  const std::string_view name = expected.name;
-  if (name.ends_with("A_log") || name.ends_with("dt_bias") || name.ends_with("e_score_correction_bias"))
-    return DType::kF32;
-  const bool hyper = name.find(".hc_") != std::string_view::npos && !name.ends_with("_fn");
-  if (hyper) return form == SynthForm::kNvfp4 ? DType::kBF16 : DType::kF32;
-  if (name.ends_with("conv1d.weight")) return form == SynthForm::kNvfp4 ? DType::kF32 : DType::kBF16;
-  return DType::kBF16;
-}
-
-bool is_quantised(const Expected& expected, SynthForm form) {
-  if (expected.row->kind != Kind::kMatrix || form == SynthForm::kBf16) return false;
-  return expected.group == Group::kRoutedExperts || (expected.group == Group::kDenseMlp && form == SynthForm::kNvfp4);
-}
-
 // ---- writing
 // ---------------------------------------------------------------------------------------------------------
 constexpr int64_t kBlockElements = 1 << 22;  // generated and written at a time
@@ -197,24 +135,19 @@ std::vector<TensorSpec> specs_of(const Expected& expected, SynthForm form) {
   return specs;
 }
 
-// The largest input of a projection that random prompts give: a normed vector (5 sigma), or SwiGLU's product.
-float activation_scale(const Expected& expected) {
-  return (expected.name.ends_with("down_proj") ? 3.0f : 5.0f) / 2688.0f;
-}
-
 template <typename T>
 std::span<const std::byte> bytes_of(const T& values) {
   return std::as_bytes(std::span(values));
 }
 
 void write_item(const Item& item, const SynthOptions& options, ThreadPool& pool, SafetensorsWriter& writer) {
-  const Numbers numbers(options.seed, item.expected.name);
+  const uint64_t key = synthetic_key(options.seed, item.expected.name);
   const Distribution distribution = distribution_of(item.expected);
   const int64_t count = item.expected.shape.elements();
   auto generate = [&](int64_t first, std::span<float> out) {
     pool.for_each(static_cast<int64_t>(out.size()), 1 << 16, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
-        out[static_cast<size_t>(i)] = distribution.mean + distribution.spread * numbers(first + i);
+        out[static_cast<size_t>(i)] = distribution.mean + distribution.spread * synthetic_number(key, first + i);
     });
   };
   if (is_quantised(item.expected, options.form)) {
@@ -259,6 +192,42 @@ void write_scales(const std::filesystem::path& directory, const std::vector<Item
 }
 
 }  // namespace
+
+// ---- values
+// ---------------------------------------------------------------------------------------------------------
+Distribution distribution_of(const Expected& expected) {
+  const std::string_view name = expected.name;
+  auto ends = [&](const char* suffix) { return name.ends_with(suffix); };
+  if (ends("A_log")) return {0, 0.3f};
+  if (ends("dt_bias")) return {-1, 0.5f};
+  if (ends("_base") || ends("_ape") || ends("conv1d.weight")) return {0, 0.5f};
+  if (ends("_scale")) return {1, 0.1f};
+  if (ends("embed_tokens")) return {0, 1};
+  if (ends("bias")) return {0, 0.1f};
+  if (expected.shape.size() == 1) return {1, 0.1f};  // norm weights
+  int64_t fan_in = 1;
+  for (size_t i = 1; i < expected.shape.size(); ++i) fan_in *= expected.shape[i];
+  return {0, 1.0f / std::sqrt(static_cast<float>(fan_in))};
+}
+
+DType stored_dtype(const Expected& expected, SynthForm form) {
+  const std::string_view name = expected.name;
+  if (name.ends_with("A_log") || name.ends_with("dt_bias") || name.ends_with("e_score_correction_bias"))
+    return DType::kF32;
+  const bool hyper = name.find(".hc_") != std::string_view::npos && !name.ends_with("_fn");
+  if (hyper) return form == SynthForm::kNvfp4 ? DType::kBF16 : DType::kF32;
+  if (name.ends_with("conv1d.weight")) return form == SynthForm::kNvfp4 ? DType::kF32 : DType::kBF16;
+  return DType::kBF16;
+}
+
+bool is_quantised(const Expected& expected, SynthForm form) {
+  if (expected.row->kind != Kind::kMatrix || form == SynthForm::kBf16) return false;
+  return expected.group == Group::kRoutedExperts || (expected.group == Group::kDenseMlp && form == SynthForm::kNvfp4);
+}
+
+float activation_scale(const Expected& expected) {
+  return (expected.name.ends_with("down_proj") ? 3.0f : 5.0f) / 2688.0f;
+}
 
 std::string synth_config(const SynthOptions& options) {
   const Sizes& s = sizes_of(options);

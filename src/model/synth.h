@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <string>
 
+#include "model/glm.h"
+
 namespace verbatim {
 class ThreadPool;
 }
@@ -31,5 +33,10 @@ std::string synth_config(const SynthOptions& options);
 // sum of four uniform 16-bit numbers, centred and scaled as its role asks, rounded to what is stored. Throws
 // Error(kUsage), Error(kIo).
 void synthesise(const std::filesystem::path& directory, const SynthOptions& options, ThreadPool& pool);
+
+// The model that such a checkpoint gives (BF16 or NVFP4 forms, --precision full), made in the memory of `ops`, which
+// must outlive it: on a device that can, by the device itself, tensor by tensor, with the same bits. Throws
+// Error(kCapacity), Error(kUsage).
+Model synthetic_model(ops::Ops& ops, const SynthOptions& options, bool with_next_n, int sum_parts, ThreadPool& pool);
 
 }  // namespace verbatim::model

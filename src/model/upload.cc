@@ -7,23 +7,32 @@ namespace {
 
 class Uploader {
  public:
-  Uploader(ops::Ops& ops, const Config& config) : ops_(ops), c(config) {}
+  Uploader(ops::Ops& ops, const Config& config, int sum_parts) : ops_(ops), c(config), parts_(sum_parts) {}
 
+  // Read by products alone.
   void matrices(std::initializer_list<Matrix*> all) {
-    for (Matrix* m : all) *m = ops_.upload(*m);
+    for (Matrix* m : all) *m = ops_.upload(*m, {.only_products = true, .parts = 1});
   }
+  // The same, in the parts that ranks cut.
+  void cut_matrix(Matrix& m) { m = ops_.upload(m, {.only_products = true, .parts = parts_}); }
+  // Read by rows.
+  void row_matrix(Matrix& m) { m = ops_.upload(m); }
   void vector(const float*& values, int64_t count) { values = ops_.upload(values, count); }
 
-  void expert(ops::ExpertWeights& e) { matrices({&e.gate, &e.up, &e.down}); }
+  void expert(ops::ExpertWeights& e) {
+    matrices({&e.gate, &e.up});
+    cut_matrix(e.down);
+  }
 
   void site(Site& s) {
-    matrices({&s.hyper.fn});
+    row_matrix(s.hyper.fn);
     vector(s.hyper.base, c.maps_width());
     vector(s.hyper.scale, 3);
     vector(s.norm, c.hidden);
   }
   void linear(LinearAttention& a) {
-    matrices({&a.q, &a.k, &a.v, &a.f_a, &a.g_a, &a.f_b, &a.g_b, &a.b, &a.o});
+    matrices({&a.q, &a.k, &a.v, &a.f_a, &a.g_a, &a.f_b, &a.g_b, &a.b});
+    cut_matrix(a.o);
     for (const float** taps : {&a.vectors.conv_q, &a.vectors.conv_k, &a.vectors.conv_v})
       vector(*taps, c.linear_width() * c.conv_taps);
     vector(a.vectors.a_log, c.linear_heads);
@@ -31,7 +40,9 @@ class Uploader {
     vector(a.vectors.o_norm, c.linear_head_width);
   }
   void sparse(SparseAttention& a) {
-    matrices({&a.q_a, &a.q_b, &a.kv_a, &a.kv_b, &a.o, &a.index_q, &a.index_k, &a.index_gate, &a.index_weights});
+    matrices({&a.q_a, &a.q_b, &a.kv_a, &a.index_q, &a.index_k, &a.index_gate, &a.index_weights});
+    row_matrix(a.kv_b);
+    cut_matrix(a.o);
     vector(a.q_norm, c.query_rank);
     vector(a.kv_norm, c.latent);
     vector(a.index_norm, c.index_width);
@@ -51,10 +62,12 @@ class Uploader {
       linear(l.linear);
     else
       sparse(l.sparse);
-    if (l.ffn == FfnKind::kDense)
-      matrices({&l.mlp.gate, &l.mlp.up, &l.mlp.down});
-    else
+    if (l.ffn == FfnKind::kDense) {
+      matrices({&l.mlp.gate, &l.mlp.up});
+      cut_matrix(l.mlp.down);
+    } else {
       moe(l.moe);
+    }
   }
   void next_n(NextN& n) {
     matrices({&n.project});
@@ -67,6 +80,7 @@ class Uploader {
  private:
   ops::Ops& ops_;
   const Config& c;
+  int parts_;
 };
 
 }  // namespace
@@ -74,8 +88,9 @@ class Uploader {
 void upload_weights(ops::Ops& ops, Model& model) {
   Weights& weights = model.weights;
   const float* norm = weights.norm;
-  Uploader upload(ops, model.config);
-  upload.matrices({&weights.embedding, &weights.head});
+  Uploader upload(ops, model.config, model.sum_parts);
+  upload.row_matrix(weights.embedding);
+  upload.matrices({&weights.head});
   upload.vector(weights.norm, model.config.hidden);
   for (Layer& layer : weights.layers) upload.layer(layer);
   if (weights.next_n) upload.next_n(*weights.next_n);

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "model/glm.h"
+#include "model/step_buffers.h"
 #include "ops/ops.h"
 #include "state/storage.h"
 #include "tests/model/tiny_models.h"
@@ -132,7 +133,8 @@ TEST_F(PlanTest, WhatFits) {
   const int64_t fixed = two.ranks[0].weights_bytes + two.workspace_bytes + 4 * kGiB;
   EXPECT_EQ(two.needed_bytes, fixed + 2 * sequence);
   EXPECT_TRUE(two.fits);
-  EXPECT_EQ(two.largest_sequences, (119 * kGiB - fixed) / sequence);
+  const int64_t rows = 2 * D * 4;  // a sequence's rows in the step buffers, of which `fixed` has two sequences'
+  EXPECT_EQ(two.largest_sequences, (119 * kGiB - fixed + 2 * rows) / (sequence + rows));
   EXPECT_EQ(two.largest_context, std::min(((119 * kGiB - fixed) / 2 - two.rank_sequence_bytes) / two.page_bytes * 64,
                                           config_.max_positions));
   // One byte less than needed does not fit; exactly that does.
@@ -168,14 +170,14 @@ TEST_F(PlanTest, Refusals) {
 TEST(Plan, EqualsWhatIsAllocated) {
   const Checkpoint stored = Checkpoint::open(tiny("tiny-nvfp4"));
   const Config config = parse_config(stored.config_text(), "tiny");
-  const Plan estimate =
-      make_plan(stored, config, {.context_tokens = 1000, .backend = BackendKind::kCpu, .chunk_rows = 77});
+  const Plan estimate = make_plan(
+      stored, config, {.context_tokens = 1000, .sequences = 3, .backend = BackendKind::kCpu, .chunk_rows = 77});
   Cpu cpu;
   const state::Storage storage(*cpu.ops, config, 3, 3 * estimate.pages_per_sequence);
   EXPECT_EQ(storage.allocated_bytes(),
             3 * (estimate.sequence_bytes + estimate.pages_per_sequence * estimate.page_bytes));
-  const Workspace workspace(*cpu.ops, config, 77);
-  EXPECT_EQ(workspace.allocated_bytes(), estimate.workspace_bytes);
+  const StepBuffers buffers(*cpu.ops, config, 77, 3);
+  EXPECT_EQ(buffers.allocated_bytes(), estimate.workspace_bytes);
 }
 
 }  // namespace

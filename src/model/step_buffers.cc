@@ -1,0 +1,35 @@
+#include "model/step_buffers.h"
+
+namespace verbatim::model {
+
+namespace {
+
+size_t floats(int64_t count) { return static_cast<size_t>(count) * sizeof(float); }
+constexpr size_t kGreedyBytes = sizeof(int32_t) * kHeadRows;
+
+}  // namespace
+
+StepBuffers::StepBuffers(ops::Ops& ops, const Config& config, int64_t rows, int64_t sequences)
+    : pass(ops, config, rows),
+      gathered(ops, floats(rows * config.hidden)),
+      chain(ops, floats(sequences * config.hidden)),
+      resumed_hidden(ops, floats(sequences * config.hidden)),
+      logits(ops, floats(kHeadRows * config.vocabulary)),
+      greedy_ids(ops, kGreedyBytes) {
+  if (config.next_n_layers > 0) drafting.emplace(ops, config, rows);
+}
+
+int64_t StepBuffers::bytes(const Config& config, int64_t rows, int64_t sequences) {
+  const int64_t workspaces = config.next_n_layers > 0 ? 2 : 1;
+  return workspaces * Workspace::bytes(config, rows) +
+         static_cast<int64_t>(floats((rows + 2 * sequences) * config.hidden + kHeadRows * config.vocabulary) +
+                              kGreedyBytes);
+}
+
+int64_t StepBuffers::allocated_bytes() const {
+  return pass.allocated_bytes() + (drafting ? drafting->allocated_bytes() : 0) +
+         static_cast<int64_t>(gathered.bytes() + chain.bytes() + resumed_hidden.bytes() + logits.bytes() +
+                              greedy_ids.bytes());
+}
+
+}  // namespace verbatim::model
