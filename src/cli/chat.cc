@@ -3,26 +3,21 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
-#include <thread>
 
 #include "base/error.h"
-#include "base/thread_pool.h"
 #include "cli/chat_session.h"
 #include "cli/chat_terminal.h"
 #include "cli/commands.h"
-#include "cli/source.h"
-#include "model/glm.h"
-#include "ops/devices.h"
+#include "cli/loaded.h"
 #include "state/solo.h"
 
 namespace verbatim::cli {
 namespace {
 
 struct Options {
-  std::string path, precision = "full";
+  RunOptions run;
   ChatSettings settings;
   int64_t context = 8192, chunk = 512;
-  int threads = 0;
   bool hides_reasoning = false;
 };
 
@@ -30,20 +25,14 @@ struct Options {
 class SoloGenerator {
  public:
   explicit SoloGenerator(const Options& options)
-      : source_(open_source(options.path, "")),
-        pool_(options.threads > 0 ? options.threads
-                                  : std::max(1, static_cast<int>(std::thread::hardware_concurrency()))),
-        ops_(ops::make_cpu_ops(pool_, ops::CpuIsa::kBest)),
-        model_(model::load_model(
-            source_.checkpoint, source_.config,
-            options.precision == "checkpoint" ? model::Precision::kCheckpoint : model::Precision::kFull, 1)),
-        context_(std::min(options.context, source_.config.max_positions)),
+      : loaded_(options.run),
+        context_(std::min(options.context, loaded_.source.config.max_positions)),
         chunk_(std::min(options.chunk, context_)) {}
 
-  const model::Config& config() const { return source_.config; }
+  const model::Config& config() const { return loaded_.source.config; }
   int64_t context() const { return context_; }
   // Ids from here on are never chosen.
-  void set_limit(int64_t limit) { limit_ = std::min(limit, source_.config.vocabulary); }
+  void set_limit(int64_t limit) { limit_ = std::min(limit, loaded_.source.config.vocabulary); }
 
   void generate(std::span<const int32_t> prompt, const GenerateOptions& options,
                 const std::function<bool(int32_t)>& on_token) {
@@ -51,7 +40,7 @@ class SoloGenerator {
     if (!continues) {
       solo_.reset();  // before the new one: both may not fit
       fed_.clear();
-      solo_ = std::make_unique<state::Solo>(*ops_, model_, context_, chunk_);
+      solo_ = std::make_unique<state::Solo>(*loaded_.ops, loaded_.model, context_, chunk_);
     }
     while (fed_.size() < prompt.size()) {
       if (options.is_interrupted()) return;
@@ -76,10 +65,7 @@ class SoloGenerator {
     fed_.insert(fed_.end(), ids.begin(), ids.end());
   }
 
-  Source source_;
-  ThreadPool pool_;
-  std::unique_ptr<ops::Ops> ops_;
-  model::Model model_;
+  Loaded loaded_;
   const int64_t context_, chunk_;
   int64_t limit_ = 0;
   std::unique_ptr<state::Solo> solo_;
@@ -88,13 +74,13 @@ class SoloGenerator {
 };
 
 void run(const Options& options) {
-  const std::filesystem::path directory = options.path;
+  const std::filesystem::path directory = options.run.path;
   // The cheap refusals first.
   auto tokenizer = text::Tokenizer::load(directory / "tokenizer.json");
   auto chat_template = text::ChatTemplate::load(directory);
   SoloGenerator generator(options);
   if (tokenizer.size() > generator.config().vocabulary)
-    fail(ErrorKind::kFormat, options.path,
+    fail(ErrorKind::kFormat, options.run.path,
          "tokenizer.json has ids up to {}, the model's vocabulary ends at {}; use the tokenizer.json that belongs to "
          "the "
          "checkpoint",
@@ -120,9 +106,8 @@ void run(const Options& options) {
 
 void add_chat(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("chat", "Talk to a checkpoint on the terminal");
-  command->add_option("directory", options->path, "Checkpoint directory, with tokenizer.json and its chat template")
-      ->required();
+  CLI::App* command = app.add_subcommand("chat", "Talk to a checkpoint that has tokenizer.json and a chat template");
+  add_run_options(*command, options->run);
   command->add_option("--system", options->settings.system, "System message");
   command->add_option("--effort", options->settings.effort, "How long to reason (default: the template's own)")
       ->check(CLI::IsMember({"low", "high", "max"}));
@@ -134,13 +119,9 @@ void add_chat(CLI::App& app) {
   command->add_option("--context", options->context, "Most tokens of the conversation; memory is set aside for them")
       ->check(CLI::Range(int64_t{16}, int64_t{1} << 40))
       ->capture_default_str();
-  command->add_option("--precision", options->precision, "full: W4A16; checkpoint: the checkpoint's own math")
-      ->check(CLI::IsMember({"full", "checkpoint"}))
-      ->capture_default_str();
   command->add_option("--chunk", options->chunk, "Prompt tokens a step")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  command->add_option("--threads", options->threads, "Threads (default: all cores)")->check(CLI::Range(1, 4096));
   command->callback([options] { run(*options); });
 }
 

@@ -53,7 +53,7 @@ TEST(Commands, ExitCodes) {
   EXPECT_EQ(run("inspect " + kTiny + "tiny-bf16 --config x.json").code, 2);  // an option without effect
   EXPECT_EQ(run("generate " + kTiny + "tiny-bf16").code, 2);
   EXPECT_EQ(run("generate " + kTiny + "tiny-bf16 --ids 512").code, 2);
-  EXPECT_EQ(run("generate " + kTiny + "tiny-bf16 --ids 1 --temperature 0.5").code, 2);
+  EXPECT_EQ(run("generate " + kTiny + "tiny-bf16 --ids 1 --temperature -1").code, 2);
   EXPECT_EQ(run("inspect /nonexistent").code, 1);
   EXPECT_EQ(run("plan " + kInventory + " --ranks 3").code, 1);
   EXPECT_EQ(run("generate " + kTiny + "tiny-bf16 --ids 1 --precision checkpoint").code, 1);
@@ -116,6 +116,14 @@ TEST(Commands, SynthInspectGenerate) {
   EXPECT_EQ(file.at("ids").shape, (checkpoint::Shape{12}));  // every position fed, prompt and generated
   EXPECT_EQ(file.at("logits").shape, (checkpoint::Shape{12, 512}));
   EXPECT_EQ(parsed(run("generate " + out + " --json --ids 5,6,7 --tokens 0"))["ids"], json::array());
+  // Sampled: the seed that was drawn asks for the same reply again, drafted or not.
+  const std::string sampled =
+      "generate " + out + " --json --ids 5,6,7 --tokens 20 --ignore-eos --temperature 1 --top-p 0.9";
+  const json drawn = parsed(run(sampled));
+  const json again = parsed(run(sampled + " --drafts 5 --next-n-experts packed --seed " + drawn["seed"].dump()));
+  EXPECT_EQ(again["ids"], drawn["ids"]);
+  EXPECT_GT(again["drafted_tokens"], 0);
+  EXPECT_NE(parsed(run(sampled + " --seed 5"))["ids"], parsed(run(sampled + " --seed 6"))["ids"]);
 }
 
 TEST(Commands, Bench) {
