@@ -1,0 +1,73 @@
+#include "text/grammar/token_table.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "base/error.h"
+#include "text/tokenizer.h"
+
+namespace verbatim::text {
+
+std::shared_ptr<const TokenTable> TokenTable::build(const Tokenizer& tokenizer) {
+  const auto size = static_cast<size_t>(tokenizer.size());
+  std::vector<std::string> pieces(size);
+  std::vector<bool> added(size);
+  for (size_t i = 0; i < size; ++i) {
+    pieces[i] = tokenizer.piece(static_cast<int32_t>(i));
+    added[i] = tokenizer.is_added(static_cast<int32_t>(i));
+  }
+  std::array<int32_t, kReplyTagText.size()> tags{};
+  for (size_t i = 0; i < tags.size(); ++i) tags[i] = tokenizer.find(kReplyTagText[i]).value_or(-1);
+  return std::make_shared<const TokenTable>(std::move(pieces), added, tags);
+}
+
+TokenTable::TokenTable(std::vector<std::string> pieces, const std::vector<bool>& added,
+                       const std::array<int32_t, kReplyTagText.size()>& tags)
+    : pieces_(std::move(pieces)), tags_(tags), known_(words()) {
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    if (!pieces_[i].empty()) known_[i / 64] |= uint64_t{1} << (i % 64);
+    // A depth is 16 bits; no vocabulary's text is longer.
+    if (added[i] || pieces_[i].size() > std::numeric_limits<uint16_t>::max()) pieces_[i].clear();
+    longest_ = std::max(longest_, pieces_[i].size());
+  }
+  for (size_t i = 0; i < pieces_.size(); ++i)
+    if (!pieces_[i].empty()) tokens_.push_back(static_cast<int32_t>(i));
+  std::sort(tokens_.begin(), tokens_.end(), [&](int32_t a, int32_t b) {
+    const int order = text(a).compare(text(b));
+    return order != 0 ? order < 0 : a < b;
+  });
+
+  nodes_.push_back({0, 0, 0, 0});
+  std::vector<uint32_t> path = {0};  // nodes from the root to the token before
+  const auto close = [&](size_t depth) {
+    for (; path.size() > depth + 1; path.pop_back()) nodes_[path.back()].end = static_cast<uint32_t>(nodes_.size());
+  };
+  std::string_view before;
+  for (size_t i = 0; i < tokens_.size(); ++i) {
+    const std::string_view bytes = text(tokens_[i]);
+    const auto common = static_cast<size_t>(
+        std::mismatch(before.begin(), before.end(), bytes.begin(), bytes.end()).first - before.begin());
+    if (i > 0 && common == bytes.size()) continue;  // the same bytes again
+    close(common);
+    for (size_t depth = common; depth < bytes.size(); ++depth) {
+      path.push_back(static_cast<uint32_t>(nodes_.size()));
+      nodes_.push_back(
+          {0, static_cast<uint32_t>(i), static_cast<uint16_t>(depth + 1), static_cast<uint8_t>(bytes[depth])});
+    }
+    before = bytes;
+  }
+  close(0);
+  nodes_[0].end = static_cast<uint32_t>(nodes_.size());
+  nodes_.push_back({0, static_cast<uint32_t>(tokens_.size()), 0, 0});
+
+  std::array<bool, 256> is_token{};
+  for (uint32_t node = 1; node + 1 < nodes_.size(); node = nodes_[node].end)
+    is_token[nodes_[node].byte] = !tokens_at(node).empty();
+  for (size_t byte = 0; byte < 0xF5; ++byte)
+    if (!is_token[byte] && byte != 0xC0 && byte != 0xC1)
+      fail(ErrorKind::kUnsupported, "structured output",
+           "byte 0x{:02X} is no token by itself; a reply could get stuck before it; use a byte-level tokenizer", byte);
+}
+
+}  // namespace verbatim::text
