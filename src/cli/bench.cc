@@ -5,12 +5,14 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "cli/bench_bandwidth.h"
+#include "cli/bench_synthetic.h"
 #include "cli/commands.h"
 #include "cli/source.h"
 #include "engine/backend_model.h"
@@ -23,6 +25,8 @@ namespace verbatim::cli {
 namespace {
 
 struct Options {
+  std::string synthetic, form = "nvfp4", backend = "cpu";
+  int64_t layers = 0, experts = 0, context = 2048;
   std::string path, precision = "full", next_n_experts = "stored";
   std::vector<int64_t> sequences = {1, 4, 16};
   int64_t prompt = 128, tokens = 64, repeats = 3;
@@ -42,27 +46,6 @@ struct Row {
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-// Bytes read a second from memory far larger than the caches: the best of five passes over 1 GiB on the pool's threads.
-double read_bandwidth(ThreadPool& pool) {
-  std::vector<uint64_t> data(size_t{1} << 27, 1);
-  double best = 0;
-  std::vector<uint64_t> sums(1024);
-  for (int pass = 0; pass < 5; ++pass) {
-    const auto start = std::chrono::steady_clock::now();
-    const auto piece = static_cast<int64_t>(data.size() / sums.size());
-    pool.for_each(std::ssize(sums), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const auto from = data.begin() + i * piece;
-        sums[static_cast<size_t>(i)] = std::accumulate(from, from + piece, uint64_t{0});
-      }
-    });
-    best = std::max(best, static_cast<double>(data.size() * sizeof(uint64_t)) / seconds_since(start));
-  }
-  if (std::accumulate(sums.begin(), sums.end(), uint64_t{0}) != data.size())
-    fail(ErrorKind::kIo, "bench", "memory is faulty");
-  return best;
 }
 
 double median(std::vector<double> values) {
@@ -138,7 +121,7 @@ void run(const Options& options) {
       model::load_model(source.checkpoint, source.config,
                         options.precision == "checkpoint" ? model::Precision::kCheckpoint : model::Precision::kFull, 1);
   if (options.next_n_experts == "packed") model::pack_next_n_experts(model, source.checkpoint, pool);
-  const double bandwidth = read_bandwidth(pool);
+  const double bandwidth = cpu_read_bandwidth(pool);
   std::vector<Row> rows;
   for (const int64_t sequences : options.sequences) rows.push_back(measure(*ops, model, options, sequences));
 
@@ -178,15 +161,46 @@ void run(const Options& options) {
                fmt::format("{:.0f}+{:.0f}+{:.0f}", row.model_us, row.scheduler_us, row.sampler_us));
 }
 
+void run_synthetic(const Options& options) {
+  SyntheticBenchOptions bench;
+  bench.size = options.synthetic;
+  bench.form = options.form;
+  bench.backend = options.backend;
+  bench.layers = options.layers;
+  bench.experts = options.experts;
+  bench.context = options.context;
+  bench.sequences = options.sequences;
+  bench.tokens = options.tokens;
+  bench.repeats = options.repeats;
+  bench.threads = options.threads;
+  bench.json = options.json;
+  bench_synthetic(bench);
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("bench", "Measure prompt and decode speed against this machine's bandwidth");
-  command->add_option("directory", options->path, "Checkpoint directory")->required();
-  command->add_option("--sequences", options->sequences, "Sequences at once, a row each")
+  auto* directory = command->add_option("directory", options->path, "Checkpoint directory");
+  auto* synthetic = command
+                        ->add_option("--synthetic", options->synthetic,
+                                     "Instead: decode steps of a model made in memory, and each operator's part")
+                        ->check(CLI::IsMember({"tiny", "released"}));
+  directory->excludes(synthetic);
+  for (auto& [name, value, text] : {std::tuple{"--layers", &options->layers, "Layers of the synthetic model"},
+                                    std::tuple{"--experts", &options->experts, "Its experts"},
+                                    std::tuple{"--context", &options->context, "Tokens before its first step"}})
+    command->add_option(name, *value, text)->check(CLI::Range(1, 1 << 20))->needs(synthetic);
+  command->add_option("--form", options->form, "How it stores its experts")
+      ->check(CLI::IsMember({"nvfp4", "bf16"}))
+      ->needs(synthetic);
+  command->add_option("--backend", options->backend, "Where it computes")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->needs(synthetic);
+  command->add_option("--sequences", options->sequences, "Sequences at once, a row each; 0 (synthetic): all that fit")
       ->delimiter(',')
-      ->check(CLI::Range(1, 4096))
+      ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   command->add_option("--prompt", options->prompt, "Tokens of each prompt")
       ->check(CLI::Range(1, 1 << 20))
@@ -208,7 +222,16 @@ void add_bench(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--threads", options->threads, "Threads (default: all cores)")->check(CLI::Range(1, 4096));
   command->add_flag("--json", options->json, "Print JSON");
-  command->callback([options] { run(*options); });
+  command->callback([options] {
+    if (!options->synthetic.empty()) {
+      run_synthetic(*options);
+      return;
+    }
+    if (options->path.empty()) throw CLI::RequiredError("directory or --synthetic");
+    if (std::find(options->sequences.begin(), options->sequences.end(), 0) != options->sequences.end())
+      fail(ErrorKind::kUsage, "--sequences", "0 is for --synthetic; expected 1 or more");
+    run(*options);
+  });
 }
 
 }  // namespace verbatim::cli

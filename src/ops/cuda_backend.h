@@ -21,4 +21,8 @@ struct CudaOptions {
 // the kernels were built for.
 std::unique_ptr<Ops> make_cuda_ops(const CudaOptions& options);
 
+// Of a backend that make_cuda_ops() gave: bytes a second that a plain read kernel reaches now, and free device memory.
+double cuda_read_bandwidth(Ops& ops);
+int64_t cuda_free_bytes(Ops& ops);
+
 }  // namespace verbatim::ops

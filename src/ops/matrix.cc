@@ -1,4 +1,5 @@
 #include <utility>
+#include <vector>
 
 #include "ops/ops.h"
 
@@ -30,6 +31,14 @@ Matrix Matrix::column_range(int64_t begin, int64_t count) const {
   }
   view.grid_column += begin;
   return view;
+}
+
+void Ops::gather(const float* from, const int32_t* rows, int64_t count, int64_t width, float* to) {
+  const auto row_floats = static_cast<size_t>(width);
+  std::vector<float> between(row_floats * static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i)
+    copy_out(between.data() + i * width, from + rows[i] * width, row_floats * sizeof(float));
+  copy_in(to, between.data(), between.size() * sizeof(float));
 }
 
 Buffer::Buffer(Ops& ops, size_t bytes) : ops_(&ops), data_(ops.allocate(bytes)), bytes_(bytes) {}

@@ -13,4 +13,7 @@ std::unique_ptr<Ops> make_cuda_ops(const CudaOptions&) {
        "this program was built without CUDA; expected a build with VERBATIM_CUDA=ON; use --backend cpu");
 }
 
+double cuda_read_bandwidth(Ops&) { return 0; }
+int64_t cuda_free_bytes(Ops&) { return 0; }
+
 }  // namespace verbatim::ops

@@ -30,7 +30,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 
 namespace verbatim {
@@ -70,6 +72,22 @@ struct Matrix {
   // begin must be even for NVFP4; if it is no multiple of 16 the view shares the block scale it begins in.
   Matrix column_range(int64_t begin, int64_t count) const;
   int64_t first_column_in_block = 0;  // NVFP4: where the view begins inside its first block of 16
+  bool is_packed = false;  // in the order of a backend's products (upload): views and rows of it mean nothing
+};
+
+// How a weight will be read: by products alone (matmul, matmul_group, experts), always in `parts` parts, or by rows.
+struct WeightUse {
+  bool only_products = false;
+  int parts = 1;
+};
+
+// Synthetic weights: element i of the row-major matrix is mean + spread * synthetic_number(key, i) (base/synthetic.h)
+// in float32, rounded to the form: BF16, or NVFP4 by quantize/nvfp4.h's rule.
+struct SyntheticMatrix {
+  WeightForm form = WeightForm::kBf16;
+  int64_t rows = 0, columns = 0;
+  uint64_t key = 0;
+  float mean = 0.0f, spread = 1.0f;
 };
 
 // Rows of one sequence in a step: first_row .. first_row + rows - 1 stand at positions position, position + 1, ...
@@ -189,6 +207,8 @@ class Ops {
  public:
   virtual ~Ops() = default;
   virtual const char* name() const = 0;  // "cpu (avx512)"
+  // Bytes of an element of latents, pool keys, tails and convolution inputs in its caches (LatentCache, KdaState::conv).
+  virtual int64_t cache_element_bytes() const { return sizeof(float); }
 
   virtual void* allocate(size_t bytes) = 0;  // zeroed, 64-byte aligned
   virtual void release(void* data) = 0;
@@ -197,8 +217,28 @@ class Ops {
 
   // Weights as the operators below want them: a copy of the stored bits in backend memory, which lives as long as the
   // backend, or (on the CPU) the argument itself. Throws Error(kCapacity).
-  virtual Matrix upload(const Matrix& stored) { return stored; }
+  virtual Matrix upload(const Matrix& stored, const WeightUse& /*use*/) { return stored; }
+  Matrix upload(const Matrix& stored) { return upload(stored, WeightUse{}); }
   virtual const float* upload(const float* values, int64_t /*count*/) { return values; }
+  // Makes such a matrix where the backend computes, as if uploaded; nothing if it must be made on the host.
+  virtual std::optional<Matrix> synthesise(const SyntheticMatrix& /*matrix*/, const WeightUse& /*use*/) { return {}; }
+
+  // Runs `body`, which calls operators with these spans and `ids` (host arrays that the operators are given as they are
+  // here: the rows' tokens, or the rows that gather() takes). A backend may keep what the body launched under `tag` and
+  // the shapes, and launch that again next time instead of calling it: so for equal tags and shapes the body must do
+  // the same, on the same memory, and read nothing back.
+  virtual void step(uint64_t /*tag*/, std::span<const Span> /*spans*/, std::span<const int32_t> /*ids*/,
+                    const std::function<void()>& body) {
+    body();
+  }
+  // Of the last step: kernels launched; 0 where that means nothing.
+  virtual int64_t launches() const { return 0; }
+  // Waits for all that was asked for.
+  virtual void synchronise() {}
+
+  // to[i, :] = from[rows[i], :], rows of `width` floats; both are backend memory and do not overlap. `rows` is host
+  // memory.
+  virtual void gather(const float* from, const int32_t* rows, int64_t count, int64_t width, float* to);
 
   // streams[r, s, :] = table[ids[r], :] for every s. Ids must be below table.rows.
   virtual void embed(const Matrix& table, const int32_t* ids, int64_t rows, int64_t streams, float* out) = 0;

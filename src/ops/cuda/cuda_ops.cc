@@ -51,9 +51,14 @@ CudaOps::CudaOps(const CudaOptions& options)
       name_(device_name(options)),
       arguments_(stream_),
       spans_(stream_),
-      weights_(stream_) {}
+      weights_(stream_),
+      ids_(stream_) {}
 
-CudaOps::~CudaOps() { cudaStreamSynchronize(stream_.get()); }
+CudaOps::~CudaOps() {
+  cudaStreamSynchronize(stream_.get());
+  for (const auto& [key, recording] : recordings_)
+    if (recording.graph != nullptr) cudaGraphExecDestroy(recording.graph);
+}
 
 const char* CudaOps::name() const { return name_.c_str(); }
 
@@ -85,7 +90,7 @@ void CudaOps::copy_out(void* to, const void* from, size_t bytes) {
 }
 
 // Rows begin at multiples of 16 bytes; a view brings its own cells of the grid.
-Matrix CudaOps::upload(const Matrix& stored) {
+Matrix CudaOps::upload(const Matrix& stored, const WeightUse& /*use*/) {
   if (stored.data == nullptr) return stored;
   Matrix m = stored;
   const int64_t columns = m.columns;
@@ -121,11 +126,42 @@ const float* CudaOps::upload(const float* values, int64_t count) {
       weights_.copy(reinterpret_cast<const std::byte*>(values), 1, 4 * count, 4 * count, 4 * count));
 }
 
+std::optional<Matrix> CudaOps::synthesise(const SyntheticMatrix& wanted, const WeightUse& /*use*/) {
+  Matrix m;
+  m.form = wanted.form;
+  m.rows = wanted.rows;
+  m.columns = wanted.columns;
+  if (m.form == WeightForm::kBf16) {
+    m.row_bytes = rounded_up(2 * m.columns, 16);
+    std::byte* data = weights_.take(m.rows * m.row_bytes);
+    check(synthesise_bf16(stream_.get(), wanted, data, m.row_bytes), "synthesise");
+    m.data = data;
+    return m;
+  }
+  if (m.form != WeightForm::kNvfp4 || m.columns % 16 != 0) return {};
+  m.row_bytes = rounded_up(m.columns / 2, 16);
+  m.block_scale_stride = rounded_up(m.columns / 16, 2);
+  std::byte* data = weights_.take(m.rows * m.row_bytes);
+  std::byte* scales = weights_.take(m.rows * m.block_scale_stride);
+  auto* largest = reinterpret_cast<uint32_t*>(scratch_.take(sizeof(uint32_t), stream_));
+  check(cudaMemsetAsync(largest, 0, sizeof(uint32_t), stream_.get()), "cudaMemsetAsync");
+  check(synthesise_nvfp4(stream_.get(), wanted, largest, data, m.row_bytes, scales, m.block_scale_stride),
+        "synthesise");
+  float most = 0.0f;
+  copy_out(&most, largest, sizeof(most));
+  m.data = data;
+  m.block_scale = reinterpret_cast<const uint8_t*>(scales);
+  m.matrix_scale = most / (6.0f * 448.0f);
+  return m;
+}
+
+void CudaOps::gather(const float* from, const int32_t* rows, int64_t count, int64_t width, float* to) {
+  check(cuda::gather(stream_.get(), from, device_ids(rows, count), count, width, to), "gather");
+}
+
 // ---- rows -----------------------------------------------------------------------------------------------------------
 void CudaOps::embed(const Matrix& table, const int32_t* ids, int64_t rows, int64_t streams, float* out) {
-  const void* on_device = arguments_.put(ids, static_cast<size_t>(rows) * sizeof(int32_t));
-  check(cuda::embed(stream_.get(), weights_of(table), static_cast<const int32_t*>(on_device), rows, streams, out),
-        "embed");
+  check(cuda::embed(stream_.get(), weights_of(table), device_ids(ids, rows), rows, streams, out), "embed");
 }
 
 void CudaOps::rms_norm(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t rows,

@@ -3,6 +3,7 @@
 // operands; everything else is float32 in the CPU backend's order and gives its bits.
 #pragma once
 
+#include <map>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -13,6 +14,9 @@
 #include "ops/ops.h"
 
 namespace verbatim::ops::cuda {
+
+// A bound of the position that a step reaches, coarse enough that steps share their launches: a power of two from 2^14.
+int64_t position_bound(int64_t position);
 
 // The device's part of a Matrix that upload() gave.
 Weights weights_of(const Matrix& matrix);
@@ -27,8 +31,18 @@ class CudaOps final : public Ops {
   void release(void* data) override;
   void copy_in(void* to, const void* from, size_t bytes) override;
   void copy_out(void* to, const void* from, size_t bytes) override;
-  Matrix upload(const Matrix& stored) override;
+  using Ops::upload;
+  Matrix upload(const Matrix& stored, const WeightUse& use) override;
   const float* upload(const float* values, int64_t count) override;
+  std::optional<Matrix> synthesise(const SyntheticMatrix& matrix, const WeightUse& use) override;
+  void gather(const float* from, const int32_t* rows, int64_t count, int64_t width, float* to) override;
+
+  // cuda_step.cc
+  void step(uint64_t tag, std::span<const Span> spans, std::span<const int32_t> ids,
+            const std::function<void()>& body) override;
+  int64_t launches() const override { return launches_; }
+  void synchronise() override { stream_.synchronise(); }
+  double read_bandwidth();  // bytes a second of a plain read kernel over 4 GiB
 
   // cuda_ops.cc
   void embed(const Matrix& table, const int32_t* ids, int64_t rows, int64_t streams, float* out) override;
@@ -77,13 +91,15 @@ class CudaOps final : public Ops {
     DeviceMemory table;
   };
 
+  // Ids on the device: those of the step, or a copy.
+  const int32_t* device_ids(const int32_t* ids, int64_t count);
+  int64_t generation() const { return scratch_.generation() + spans_.generation() + ids_.generation() + tables_made_; }
   int terms_of(const Matrix& w) const;
   void multiply(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int parts);
   void multiply_block(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int terms,
                       int parts);
   const ExpertTable* expert_table(std::span<const ExpertWeights> experts, const ExpertWeights& shared);
-  // The spans on the device; `sides` gets the number of side states.
-  SpanTable span_table(std::span<const Span> spans, int64_t storage_shift, int64_t* sides = nullptr);
+  SpanTable span_table(std::span<const Span> spans, int64_t storage_shift);  // on the device
 
   Activations activations_;
   std::string name_;
@@ -93,6 +109,19 @@ class CudaOps final : public Ops {
   Mirror spans_;
   WeightMemory weights_;
   std::unordered_map<const ExpertWeights*, ExpertMirror> expert_tables_;
+  int64_t tables_made_ = 0;
+
+  // What a step launched, for its tag and shapes; it holds while nothing that it reads or writes has moved.
+  struct Recording {
+    int64_t generation = -1, launches = 0, storage_shift = 0;
+    cudaGraphExec_t graph = nullptr;
+  };
+  Mirror ids_;
+  std::span<const int32_t> step_ids_;
+  const int32_t* step_ids_on_device_ = nullptr;
+  std::map<std::vector<int64_t>, Recording> recordings_;
+  bool recording_ = false;
+  int64_t launches_ = 0, last_shift_ = 0;
 };
 
 }  // namespace verbatim::ops::cuda

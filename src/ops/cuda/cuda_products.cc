@@ -153,6 +153,7 @@ const ExpertTable* CudaOps::expert_table(std::span<const ExpertWeights> experts,
   if (mirror.table.bytes() < static_cast<int64_t>(bytes)) mirror.table = DeviceMemory(static_cast<int64_t>(bytes));
   copy_in(mirror.table.data(), table.data(), bytes);
   mirror.source = std::move(source);
+  ++tables_made_;
   return reinterpret_cast<const ExpertTable*>(mirror.table.data());
 }
 

@@ -20,7 +20,14 @@ int64_t pages_read(const Span& span, int64_t storage_shift) {
 
 }  // namespace
 
-SpanTable CudaOps::span_table(std::span<const Span> spans, int64_t storage_shift, int64_t* sides) {
+int64_t position_bound(int64_t position) {
+  int64_t bound = int64_t{1} << 14;
+  while (bound < position) bound *= 2;
+  return bound;
+}
+
+SpanTable CudaOps::span_table(std::span<const Span> spans, int64_t storage_shift) {
+  last_shift_ = storage_shift;
   SpanTable table;
   table.count = static_cast<int64_t>(spans.size());
   int64_t page_count = 0, side_count = 0;
@@ -60,14 +67,15 @@ SpanTable CudaOps::span_table(std::span<const Span> spans, int64_t storage_shift
   table.spans = reinterpret_cast<const DeviceSpan*>(device);
   table.span_of_row = reinterpret_cast<const int32_t*>(device + rows_at);
   table.pages = reinterpret_cast<const int32_t*>(device + pages_at);
-  if (sides != nullptr) *sides = side_count;
   return table;
 }
 
 void CudaOps::kda(const KdaShape& shape, const KdaWeights& weights, const KdaInputs& inputs, const KdaState& state,
                   std::span<const Span> spans, int64_t /*rows*/, float* out) {
+  const SpanTable table = span_table(spans, 0);
+  // A side state for each span that could need one: only those of several rows.
   int64_t sides = 0;
-  const SpanTable table = span_table(spans, 0, &sides);
+  for (const Span& span : spans) sides += span.rows > 1 ? 1 : 0;
   float* side = reinterpret_cast<float*>(scratch_.take(sides * shape.heads * shape.width * shape.width * 4, stream_));
   check(cuda::kda(stream_.get(), shape, weights, inputs, state, table, side, out), "kda");
 }
@@ -84,7 +92,8 @@ void CudaOps::select_pools(const IndexShape& shape, const float* q, const float*
                            std::span<const Span> spans, const LatentCache& cache, const Selection& selection) {
   const SpanTable table = span_table(spans, shape.storage_shift);
   int64_t most = 0;
-  for (const Span& span : spans) most = std::max(most, (span.position + span.rows) / shape.pool);
+  for (const Span& span : spans) most = std::max(most, span.position + span.rows);
+  most = position_bound(most) / shape.pool;
   const int64_t stride = most > shape.budget_pools() ? most : 0;
   const int64_t block = std::max<int64_t>(1, kScoreBytes / std::max<int64_t>(1, 4 * stride));
   float* scores = reinterpret_cast<float*>(scratch_.take(4 * stride * std::min(block, table.rows), stream_));

@@ -10,6 +10,7 @@ namespace verbatim::ops::cuda {
 namespace {
 
 constexpr int64_t kArgumentBytes = int64_t{8} << 20;
+constexpr int64_t kMirrorBytes = int64_t{1} << 20;
 constexpr int64_t kStagingBytes = int64_t{32} << 20;
 constexpr int64_t kBlockBytes = int64_t{256} << 20;
 
@@ -64,6 +65,7 @@ std::byte* Scratch::take(int64_t bytes, const Stream& stream) {
     stream.synchronise();
     memory_ = DeviceMemory();  // freed before more is asked for
     memory_ = DeviceMemory(aligned(bytes + bytes / 4));
+    ++generation_;
   }
   return memory_.data();
 }
@@ -94,8 +96,9 @@ const std::byte* Mirror::put(const std::vector<std::byte>& bytes) {
   copied_.wait();
   if (size > host_.bytes()) {
     stream_.synchronise();
-    host_ = PinnedMemory(2 * size);
-    device_ = DeviceMemory(2 * size);
+    host_ = PinnedMemory(std::max(2 * size, kMirrorBytes));
+    device_ = DeviceMemory(std::max(2 * size, kMirrorBytes));
+    ++generation_;
   }
   std::memcpy(host_.data(), bytes.data(), bytes.size());
   check(cudaMemcpyAsync(device_.data(), host_.data(), bytes.size(), cudaMemcpyHostToDevice, stream_.get()),

@@ -69,9 +69,13 @@ using PinnedMemory = Memory<false>;
 class Scratch {
  public:
   std::byte* take(int64_t bytes, const Stream& stream);
+  int64_t bytes() const { return memory_.bytes(); }
+  // Changes when what take() gives moves.
+  int64_t generation() const { return generation_; }
 
  private:
   DeviceMemory memory_;
+  int64_t generation_ = 0;
 };
 
 // Small host arrays for kernels: copied, so that the caller may change them at once.
@@ -93,9 +97,12 @@ class Mirror {
  public:
   explicit Mirror(const Stream& stream) : stream_(stream) {}
   const std::byte* put(const std::vector<std::byte>& bytes);
+  // Changes when what put() gives moves.
+  int64_t generation() const { return generation_; }
 
  private:
   const Stream& stream_;
+  int64_t generation_ = 0;
   std::vector<std::byte> last_;
   PinnedMemory host_;
   DeviceMemory device_;
@@ -110,10 +117,10 @@ class WeightMemory {
   // `rows` rows of `row_bytes`, `from_stride` apart, to rows `to_stride` apart; 256-byte aligned. What lies between
   // rows is 0.
   const std::byte* copy(const std::byte* from, int64_t rows, int64_t row_bytes, int64_t from_stride, int64_t to_stride);
-
- private:
+  // Memory to fill on the device; contents unspecified.
   std::byte* take(int64_t bytes);
 
+ private:
   const Stream& stream_;
   std::vector<DeviceMemory> blocks_;
   int64_t used_ = 0;

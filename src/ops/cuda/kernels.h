@@ -47,6 +47,17 @@ cudaError_t route(cudaStream_t stream, const float* logits, const float* bias, i
                   int64_t top, float scale, int32_t* chosen, float* weights);
 cudaError_t argmax(cudaStream_t stream, const float* logits, int64_t rows, int64_t stride, int64_t limit, int32_t* ids);
 
+cudaError_t gather(cudaStream_t stream, const float* from, const int32_t* rows, int64_t count, int64_t width,
+                   float* to);
+
+// ---- synthetic.cu ---------------------------------------------------------------------------------------------------
+cudaError_t synthesise_bf16(cudaStream_t stream, const SyntheticMatrix& matrix, void* to, int64_t row_bytes);
+// `largest` is 0 before, and after it the bits of the matrix's largest magnitude: its scale is that / 2688.
+cudaError_t synthesise_nvfp4(cudaStream_t stream, const SyntheticMatrix& matrix, uint32_t* largest, void* codes,
+                             int64_t row_bytes, void* scales, int64_t scale_stride);
+// Reads `bytes` with `blocks` blocks: the ceiling that everything else is held to.
+cudaError_t plain_read(cudaStream_t stream, const void* from, int64_t bytes, int blocks, uint32_t* to);
+
 // ---- products -----------------------------------------------------------------------------------------------------
 // One matrix times `rows` rows of float32 x by fused multiply-adds in the CPU backend's order, and its bits. Batched:
 // batch b takes matrix rows b * batch_rows .. + outputs - 1 and x + b * batch_x, and writes y + b * batch_y.

@@ -30,6 +30,12 @@ __global__ void embed_kernel(Weights table, const int32_t* ids, int64_t rows, in
   });
 }
 
+__global__ void gather_kernel(const float* from, const int32_t* rows, int64_t width, float* to) {
+  from += int64_t{rows[blockIdx.x]} * width;
+  to += int64_t{blockIdx.x} * width;
+  for (int64_t k = threadIdx.x; k < width; k += kThreads) to[k] = from[k];
+}
+
 __global__ void rms_norm_kernel(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t width,
                                 float* y, int64_t y_stride) {
   __shared__ float shared[16];
@@ -247,6 +253,13 @@ cudaError_t embed(cudaStream_t stream, const Weights& table, const int32_t* ids,
                   float* out) {
   if (rows == 0) return cudaSuccess;
   embed_kernel<<<blocks_for(rows * table.columns), kThreads, 0, stream>>>(table, ids, rows, streams, out);
+  return cudaGetLastError();
+}
+
+cudaError_t gather(cudaStream_t stream, const float* from, const int32_t* rows, int64_t count, int64_t width,
+                   float* to) {
+  if (count == 0) return cudaSuccess;
+  gather_kernel<<<static_cast<unsigned>(count), kThreads, 0, stream>>>(from, rows, width, to);
   return cudaGetLastError();
 }
 
