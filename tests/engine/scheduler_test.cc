@@ -129,9 +129,10 @@ TEST(Scheduler, NothingLeaks) {
   EXPECT_EQ(scheduler.stats().pages_free, 20);
 }
 
-// A long prompt does not stop running replies: they get a token every step while it is worked through.
+// A long prompt does not stop running replies: they get a token every step while it is worked through, and a step takes
+// what its prompt_rows cost, however long the prompt is.
 TEST(Scheduler, RepliesGoOnDuringALongPrompt) {
-  StubModel model({.max_rows = 1024, .pages = 4096});
+  StubModel model({.max_rows = 1024, .pages = 4096, .step_s = 1e-5, .row_s = 1e-6});
   Scheduler scheduler(model, {.prompt_rows = 128, .drafts = 0});
   std::vector<int> tokens(4, 0);
   for (size_t i = 0; i < 4; ++i)
@@ -141,13 +142,19 @@ TEST(Scheduler, RepliesGoOnDuringALongPrompt) {
   bool long_began = false;
   scheduler.submit(simple(12800, 1, 9), [&](const Event&) { long_began = true; });
   int steps = 0;
+  double longest_s = 0;
   while (!long_began) {
     const std::vector<int> before = tokens;
+    const double start_s = model.simulated_s;
     scheduler.step();
+    longest_s = std::max(longest_s, model.simulated_s - start_s);
     ++steps;
     for (size_t i = 0; i < 4; ++i) EXPECT_EQ(tokens[i], before[i] + 1) << "step " << steps;
   }
   EXPECT_EQ(steps, 100);  // 12,800 / 128
+  const double alone_s = 1e-5 + 4e-6;
+  std::printf("between tokens: %.0f us alone, at most %.0f us beside a long prompt\n", 1e6 * alone_s, 1e6 * longest_s);
+  EXPECT_NEAR(longest_s, alone_s + 128e-6, 1e-9);
 }
 
 TEST(Scheduler, BackgroundWaitsForTheForeground) {
