@@ -1,7 +1,7 @@
 #include "text/grammar/automaton.h"
 
 #include <algorithm>
-#include <map>
+#include <numeric>
 #include <utility>
 
 #include "text/grammar/dfa.h"
@@ -43,22 +43,28 @@ void AutomatonBuilder::literal(StateId from, std::string_view text, StateId to) 
   bytes(from, static_cast<uint8_t>(text.back()), static_cast<uint8_t>(text.back()), to);
 }
 
-void AutomatonBuilder::literals(StateId from, std::span<const std::string> texts, StateId to) {
-  std::vector<std::string_view> sorted(texts.begin(), texts.end());
-  std::sort(sorted.begin(), sorted.end());
-  std::vector<StateId> path;  // path[i]: behind i bytes of the text before
-  path.push_back(state(states_[from].rule));
+std::vector<StateId> AutomatonBuilder::literals(StateId from, std::span<const std::string> texts) {
+  std::vector<uint32_t> sorted(texts.size());
+  std::iota(sorted.begin(), sorted.end(), 0U);
+  std::sort(sorted.begin(), sorted.end(), [&](uint32_t a, uint32_t b) { return texts[a] < texts[b]; });
+  std::vector<StateId> ends(texts.size());
+  std::vector<StateId> path = {state(states_[from].rule)};  // path[i]: behind i bytes of the text before
   epsilon(from, path[0]);
   std::string_view before;
-  for (const std::string_view text : sorted) {
-    if (text == before) continue;
+  for (const uint32_t index : sorted) {
+    const std::string_view text = texts[index];
     const auto common = static_cast<size_t>(
         std::mismatch(before.begin(), before.end(), text.begin(), text.end()).first - before.begin());
     path.resize(common + 1);
     for (size_t i = common; i < text.size(); ++i) path.push_back(literal(path[i], text.substr(i, 1)));
-    epsilon(path.back(), to);
+    ends[index] = path.back();
     before = text;
   }
+  return ends;
+}
+
+void AutomatonBuilder::literals(StateId from, std::span<const std::string> texts, StateId to) {
+  for (const StateId end : literals(from, texts)) epsilon(end, to);
 }
 
 RuleId AutomatonBuilder::rule_of(const Dfa& dfa) {
@@ -80,6 +86,35 @@ void AutomatonBuilder::draw(const Dfa& dfa, StateId from, StateId to) {
   if (!dfa.states.empty()) epsilon(from, base);
 }
 
+// By rule: whether it can count as far as it must. It can if some edge that counts lies on a loop.
+std::vector<bool> AutomatonBuilder::find_counting(const std::vector<bool>& productive) const {
+  std::vector<bool> counting(rules_.size());
+  for (RuleId r = 0; r < rules_.size(); ++r) counting[r] = rules_[r].min_count == 0;
+  std::vector<uint32_t> seen(states_.size(), 0);
+  uint32_t round = 0;
+  for (StateId s = 0; s < states_.size(); ++s) {
+    for (const ByteEdge& first : states_[s].bytes) {
+      if (first.counting != Counting::kOneMore || counting[states_[s].rule]) continue;
+      std::vector<StateId> reached = {first.target};
+      seen[first.target] = ++round;
+      for (size_t i = 0; i < reached.size(); ++i) {
+        const State& state = states_[reached[i]];
+        budget_.work(4);
+        const auto reach = [&](StateId target) {
+          if (std::exchange(seen[target], round) != round) reached.push_back(target);
+        };
+        for (const ByteEdge& edge : state.bytes) reach(edge.target);
+        for (const EpsilonEdge& edge : state.epsilons) reach(edge.target);
+        for (const TokenEdge& edge : state.tokens) reach(edge.target);
+        for (const CallEdge& call : state.calls)
+          if (productive[rules_[call.rule].start]) reach(call.target);
+      }
+      if (seen[s] == round) counting[states_[s].rule] = true;
+    }
+  }
+  return counting;
+}
+
 // States from which their rule can be completed.
 std::vector<bool> AutomatonBuilder::find_productive() const {
   std::vector<std::vector<StateId>> before(states_.size());
@@ -87,6 +122,12 @@ std::vector<bool> AutomatonBuilder::find_productive() const {
   std::vector<std::vector<StateId>> waiting(rules_.size());         // productive as soon as the rule is
   std::vector<std::vector<RuleId>> starts(states_.size());
   std::vector<bool> productive(states_.size());
+  // What may be passed only after counting, of rules that must count and are not yet known to be able to.
+  std::vector<std::vector<StateId>> enough_before(states_.size());
+  std::vector<StateId> enough_accepts;
+  std::vector<bool> counting(rules_.size());
+  for (RuleId r = 0; r < rules_.size(); ++r) counting[r] = rules_[r].min_count == 0;
+  const auto waits = [&](StateId state, bool if_enough) { return if_enough && !counting[states_[state].rule]; };
   std::vector<StateId> work;
   const auto mark = [&](StateId state) {
     if (productive[state]) return;
@@ -94,18 +135,36 @@ std::vector<bool> AutomatonBuilder::find_productive() const {
     work.push_back(state);
   };
   for (StateId s = 0; s < states_.size(); ++s) {
-    for (const ByteEdge& edge : states_[s].bytes) before[edge.target].push_back(s);
-    for (const StateId target : states_[s].epsilons) before[target].push_back(s);
+    for (const ByteEdge& edge : states_[s].bytes)
+      (waits(s, edge.counting == Counting::kEnough) ? enough_before : before)[edge.target].push_back(s);
+    for (const EpsilonEdge& edge : states_[s].epsilons)
+      (waits(s, edge.if_enough) ? enough_before : before)[edge.target].push_back(s);
     for (const TokenEdge& edge : states_[s].tokens) before[edge.target].push_back(s);
     for (const CallEdge& edge : states_[s].calls) calls_before[edge.target].push_back({edge.rule, s});
-    if (states_[s].accept != Automaton::Accept::kNo) mark(s);
+    if (waits(s, states_[s].accept == Automaton::Accept::kIfEnough))
+      enough_accepts.push_back(s);
+    else if (states_[s].accept != Automaton::Accept::kNo)
+      mark(s);
   }
   for (RuleId r = 0; r < rules_.size(); ++r) starts[rules_[r].start].push_back(r);
-  while (!work.empty()) {
+  while (true) {
+    if (work.empty()) {
+      std::vector<bool> found = find_counting(productive);
+      if (found == counting) return productive;
+      counting = std::move(found);
+      for (const StateId state : enough_accepts)
+        if (counting[states_[state].rule]) mark(state);
+      for (StateId target = 0; target < states_.size(); ++target)
+        for (const StateId from : enough_before[target])
+          if (productive[target] && counting[states_[from].rule]) mark(from);
+      continue;
+    }
     const StateId state = work.back();
     work.pop_back();
     budget_.work(8);
     for (const StateId from : before[state]) mark(from);
+    for (const StateId from : enough_before[state])
+      if (counting[states_[from].rule]) mark(from);
     for (const CallEdge& call : calls_before[state]) {
       if (productive[rules_[call.rule].start])
         mark(call.target);
@@ -115,7 +174,6 @@ std::vector<bool> AutomatonBuilder::find_productive() const {
     for (const RuleId rule : starts[state])
       for (const StateId from : waiting[rule]) mark(from);
   }
-  return productive;
 }
 
 void AutomatonBuilder::find_nullable() {
@@ -137,7 +195,8 @@ void AutomatonBuilder::find_nullable() {
         const auto reach = [&](StateId target) {
           if (std::exchange(seen[target], round) != round) reached.push_back(target);
         };
-        for (const StateId target : state.epsilons) reach(target);
+        for (const EpsilonEdge& edge : state.epsilons)
+          if (!edge.if_enough || rule.min_count == 0) reach(edge.target);
         for (const CallEdge& call : state.calls)
           if (rules_[call.rule].is_nullable) reach(call.target);
       }
@@ -159,7 +218,7 @@ void AutomatonBuilder::refuse_left_recursion(RuleId root) const {
       const auto reach = [&](StateId target) {
         if (std::exchange(seen[target], round) != round) reached.push_back(target);
       };
-      for (const StateId target : state.epsilons) reach(target);
+      for (const EpsilonEdge& edge : state.epsilons) reach(edge.target);
       for (const CallEdge& call : state.calls) {
         found.push_back(call.rule);
         if (rules_[call.rule].is_nullable) reach(call.target);
@@ -221,7 +280,7 @@ Automaton AutomatonBuilder::finish(RuleId root) {
          "nothing can satisfy the schema; look for limits that exclude each other, false, or endless required nesting");
   for (State& state : states_) {
     std::erase_if(state.bytes, [&](const ByteEdge& edge) { return !productive[edge.target]; });
-    std::erase_if(state.epsilons, [&](StateId target) { return !productive[target]; });
+    std::erase_if(state.epsilons, [&](const EpsilonEdge& edge) { return !productive[edge.target]; });
     std::erase_if(state.tokens, [&](const TokenEdge& edge) { return !productive[edge.target]; });
     std::erase_if(state.calls, [&](const CallEdge& edge) {
       return !productive[edge.target] || !productive[rules_[edge.rule].start];

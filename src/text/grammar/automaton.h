@@ -31,6 +31,10 @@ struct ByteEdge {
   Counting counting;
   StateId target;
 };
+struct EpsilonEdge {
+  StateId target;
+  bool if_enough;  // only if the count has reached the rule's minimum
+};
 struct CallEdge {
   RuleId rule;
   StateId target;  // behind the call
@@ -67,7 +71,7 @@ class Automaton {
   std::span<const ByteEdge> bytes(StateId s) const {  // ascending and disjoint
     return {bytes_.data() + states_[s].bytes, bytes_.data() + states_[s + 1].bytes};
   }
-  std::span<const StateId> epsilons(StateId s) const {
+  std::span<const EpsilonEdge> epsilons(StateId s) const {
     return {epsilons_.data() + states_[s].epsilons, epsilons_.data() + states_[s + 1].epsilons};
   }
   std::span<const CallEdge> calls(StateId s) const {
@@ -89,7 +93,7 @@ class Automaton {
   std::vector<Rule> rules_;
   std::vector<State> states_;  // and one behind the last
   std::vector<ByteEdge> bytes_;
-  std::vector<StateId> epsilons_;
+  std::vector<EpsilonEdge> epsilons_;
   std::vector<CallEdge> calls_;
   std::vector<TokenEdge> tokens_;
 };
@@ -104,7 +108,7 @@ class AutomatonBuilder {
   void count(RuleId rule, uint32_t minimum, uint32_t maximum);
   StateId state(RuleId rule);
 
-  void epsilon(StateId from, StateId to) { states_[from].epsilons.push_back(to); }
+  void epsilon(StateId from, StateId to, bool if_enough = false) { states_[from].epsilons.push_back({to, if_enough}); }
   void bytes(StateId from, uint8_t first, uint8_t last, StateId to, Counting counting = Counting::kNone) {
     states_[from].bytes.push_back({first, last, counting, to});
   }
@@ -115,10 +119,12 @@ class AutomatonBuilder {
   // The text, from `from` to `to` or to a new state, which is returned.
   StateId literal(StateId from, std::string_view text);
   void literal(StateId from, std::string_view text, StateId to);
-  // One of the texts (none empty), common beginnings drawn once.
+  // Any of the texts, common beginnings drawn once. Returns the states behind each of them.
+  std::vector<StateId> literals(StateId from, std::span<const std::string> texts);
   void literals(StateId from, std::span<const std::string> texts, StateId to);
   // The DFA's states as those of a new rule, or drawn between two states.
   RuleId rule_of(const Dfa& dfa);
+  RuleId rule_of(StateId state) const { return states_[state].rule; }
   void draw(const Dfa& dfa, StateId from, StateId to);
 
   // Throws Error(kUsage) if nothing can satisfy `root`, or if a rule calls itself before it has matched anything.
@@ -131,12 +137,13 @@ class AutomatonBuilder {
     RuleId rule;
     Automaton::Accept accept = Automaton::Accept::kNo;
     std::vector<ByteEdge> bytes;
-    std::vector<StateId> epsilons;
+    std::vector<EpsilonEdge> epsilons;
     std::vector<CallEdge> calls;
     std::vector<TokenEdge> tokens;
   };
   void find_nullable();
   std::vector<bool> find_productive() const;
+  std::vector<bool> find_counting(const std::vector<bool>& productive) const;
   void refuse_left_recursion(RuleId root) const;
   void separate_overlaps();
 

@@ -37,7 +37,7 @@ void Matcher::start_closure(const Frames& frames, Position& out) {
   first_new_frame_ = frames.size().frames;
 }
 
-void Matcher::add(const Item& item, Position&) {
+void Matcher::add(const Item& item) {
   if (reached_.size() < kFewItems) {
     if (std::find(reached_.begin(), reached_.end(), item) != reached_.end()) return;
     reached_.push_back(item);
@@ -59,11 +59,11 @@ void Matcher::add(const Item& item, Position&) {
   if (!put(reached_.size() - 1)) reached_.pop_back();
 }
 
-uint32_t Matcher::frame_of(RuleId rule, Frames& frames, Position& out) {
+uint32_t Matcher::frame_of(RuleId rule, Frames& frames) {
   Called& called = frame_of_rule_[rule];
   if (called.round != round_) {
     called = {round_, frames.add()};
-    add({automaton_.rule(rule).start, 0, called.frame}, out);
+    add({automaton_.rule(rule).start, 0, called.frame});
   }
   return called.frame;
 }
@@ -73,21 +73,22 @@ void Matcher::close(Frames& frames, Position& out) {
   for (size_t i = 0; i < reached_.size(); ++i) {
     const Item item = reached_[i];
     if (!automaton_.is_plain(item.state)) {
-      for (const StateId target : automaton_.epsilons(item.state)) add({target, item.count, item.frame}, out);
+      const Rule& rule = automaton_.rule(automaton_.rule_of(item.state));
+      for (const EpsilonEdge& edge : automaton_.epsilons(item.state))
+        if (!edge.if_enough || item.count >= rule.min_count) add({edge.target, item.count, item.frame});
       for (const CallEdge& call : automaton_.calls(item.state)) {
         const Item behind{call.target, item.count, item.frame};
-        if (automaton_.rule(call.rule).is_nullable) add(behind, out);
-        frames.add_return(frame_of(call.rule, frames, out), behind);
+        if (automaton_.rule(call.rule).is_nullable) add(behind);
+        frames.add_return(frame_of(call.rule, frames), behind);
       }
       const Automaton::Accept accept = automaton_.accept(item.state);
       if (accept == Automaton::Accept::kYes ||
-          (accept == Automaton::Accept::kIfEnough &&
-           item.count >= automaton_.rule(automaton_.rule_of(item.state)).min_count)) {
+          (accept == Automaton::Accept::kIfEnough && item.count >= rule.min_count)) {
         if (item.frame == Frames::kRoot) {
           out.is_complete = true;
         } else if (item.frame < first_new_frame_) {  // a call of the empty text is the calling edge's affair
           for (uint32_t r = frames.first_return(item.frame); r != Frames::kNone; r = frames.at(r).next)
-            add(frames.at(r).item, out);
+            add(frames.at(r).item);
         }
       }
     }
@@ -101,7 +102,7 @@ void Matcher::begin(Frames& frames, Position& out) {
 
 void Matcher::enter(const Item& item, Frames& frames, Position& out) {
   start_closure(frames, out);
-  add(item, out);
+  add(item);
   close(frames, out);
 }
 
@@ -122,7 +123,7 @@ void Matcher::step(const Position& from, uint8_t byte, Frames& frames, Position&
   }
   start_closure(frames, out);
   for (Item item : from.items)
-    if (follow(item, byte)) add(item, out);
+    if (follow(item, byte)) add(item);
   close(frames, out);
 }
 
@@ -130,7 +131,7 @@ void Matcher::step_token(const Position& from, int32_t token, Frames& frames, Po
   start_closure(frames, out);
   for (const Item& item : from.items)
     for (const TokenEdge& edge : automaton_.tokens(item.state))
-      if (edge.token == token) add({edge.target, item.count, item.frame}, out);
+      if (edge.token == token) add({edge.target, item.count, item.frame});
   close(frames, out);
 }
 

@@ -89,9 +89,9 @@ class Matcher {
  private:
   bool take(Item& item, const ByteEdge& edge) const;
   void start_closure(const Frames& frames, Position& out);
-  void add(const Item& item, Position& out);
+  void add(const Item& item);
   void close(Frames& frames, Position& out);
-  uint32_t frame_of(RuleId rule, Frames& frames, Position& out);
+  uint32_t frame_of(RuleId rule, Frames& frames);
 
   const Automaton& automaton_;
   std::vector<Item> reached_;    // all items of the closure being made

@@ -1,6 +1,8 @@
 // Token tables and replies for the grammar's tests.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <random>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "text/grammar/grammar.h"
+#include "text/tokenizer.h"
 
 namespace verbatim::text {
 
@@ -37,6 +40,14 @@ struct GrammarToy {
     tokens = std::make_shared<const TokenTable>(pieces, added, tags);
   }
 
+  // Of a real tokenizer, which must have all tags and <|endoftext|> and <|user|>.
+  explicit GrammarToy(const Tokenizer& tokenizer) : tokens(TokenTable::build(tokenizer)) {
+    for (int32_t id = 0; id < tokenizer.size(); ++id) pieces.emplace_back(tokenizer.piece(id));
+    first_tag = tokenizer.find("<think>").value();
+    end = tokenizer.find("<|endoftext|>").value();
+    other_end = tokenizer.find("<|user|>").value();
+  }
+
   // Pieces as JSON, code and prose make them: some end inside a character, some span the ends of values.
   static std::vector<std::string> default_pieces() {
     return {"{\"",      "\":",      "\": ",     "\": \"",   "\",",       "\", \"", "\"}",  "}}",     "}]",  "},",
@@ -47,7 +58,7 @@ struct GrammarToy {
             "\"\"",     "\"\":",    "\n",       "\n\n",     "\t",        ".5",     "00",   "2026",   "-0",  ":\""};
   }
 
-  int32_t tag(ReplyTag tag) const { return first_tag + static_cast<int32_t>(tag); }
+  int32_t tag(ReplyTag tag) const { return tokens->tag(tag); }
   MaskOptions plain() const { return {.end_tokens = {end, other_end}, .has_reasoning = false}; }
   MaskOptions with_reasoning() const {
     return {.end_tokens = {end, other_end},
@@ -79,9 +90,9 @@ struct GrammarToy {
       const std::vector<int32_t> next = allowed(mask, ids);
       if (next.empty()) return ids;
       int32_t chosen = next[random() % next.size()];
-      const bool may_end = next.back() == other_end;
+      const bool may_end = std::binary_search(next.begin(), next.end(), other_end);
       if (may_end && (ids.size() >= limit || random() % 4 == 0)) chosen = random() % 2 == 0 ? end : other_end;
-      if (ids.size() >= limit && !may_end && random() % 8 != 0) chosen = closing(next, chosen);
+      if (ids.size() >= limit && !may_end && random() % 8 != 0) chosen = closing(next, random, chosen);
       ids.push_back(chosen);
       if (chosen == end || chosen == other_end) break;
     }
@@ -89,11 +100,13 @@ struct GrammarToy {
   }
 
  private:
-  int32_t closing(const std::vector<int32_t>& next, int32_t otherwise) const {
+  // One that brings the reply nearer to its end, more likely than not.
+  int32_t closing(const std::vector<int32_t>& next, std::mt19937& random, int32_t otherwise) const {
+    std::vector<int32_t> closers;
     for (const int32_t id : {tag(ReplyTag::kCallEnd), tag(ReplyTag::kValueEnd), int32_t{'}'}, int32_t{']'},
                              int32_t{'"'}, int32_t{'0'}, int32_t{'n'}, int32_t{':'}})
-      if (std::binary_search(next.begin(), next.end(), id)) return id;
-    return otherwise;
+      if (std::binary_search(next.begin(), next.end(), id)) closers.push_back(id);
+    return closers.empty() ? otherwise : closers[random() % closers.size()];
   }
 };
 
