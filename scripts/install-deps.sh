@@ -4,8 +4,8 @@ set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 packages=(
   build-essential cmake ninja-build git python3
-  nlohmann-json3-dev libcli11-dev libfmt-dev libpcre2-dev zlib1g-dev
-  libgtest-dev libbenchmark-dev
+  nlohmann-json3-dev libcli11-dev libfmt-dev libpcre2-dev zlib1g-dev libboost1.81-dev
+  libgtest-dev libbenchmark-dev libcpp-httplib-dev
   clang libclang-rt-14-dev clang-format clang-tidy
 )
 missing=()

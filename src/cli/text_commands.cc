@@ -4,6 +4,7 @@ namespace verbatim::cli {
 
 void add_text_commands(CLI::App& app) {
   add_chat(app);
+  add_serve(app);
   add_render(app);
   add_tokenize(app);
 }
