@@ -14,6 +14,10 @@
 #include "base/mapped_file.h"
 #include "checkpoint/dtype.h"
 
+namespace verbatim {
+class Sha256;
+}
+
 namespace verbatim::checkpoint {
 
 // The limit that the format sets; it also bounds the number of tensors (about 50 bytes each).
@@ -68,6 +72,7 @@ struct TensorSpec {
 struct WriterOptions {
   // The data begins at a multiple of 8 plus this (0..7). Real files hold data at 4; tests ask for it.
   uint32_t data_begin_modulo_8 = 0;
+  Sha256* digest = nullptr;  // fed every byte of the file, header included
 };
 
 // Writes one safetensors file in a single pass. The bytes go to PATH.partial, which finish() syncs and renames; until
@@ -97,6 +102,7 @@ class SafetensorsWriter {
   std::filesystem::path path_, partial_;
   std::vector<TensorSpec> tensors_;
   uint64_t payload_bytes_ = 0, appended_bytes_ = 0;
+  Sha256* digest_ = nullptr;
   int fd_ = -1;
 };
 

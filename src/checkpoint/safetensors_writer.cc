@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/sha256.h"
 #include "checkpoint/quote_name.h"
 #include "checkpoint/safetensors.h"
 
@@ -29,7 +30,10 @@ std::string json_string(const std::string& text, const std::string& where) {
 
 SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<TensorSpec> tensors,
                                      const std::map<std::string, std::string>& metadata, WriterOptions options)
-    : path_(std::move(path)), partial_(path_.string() + ".partial"), tensors_(std::move(tensors)) {
+    : path_(std::move(path)),
+      partial_(path_.string() + ".partial"),
+      tensors_(std::move(tensors)),
+      digest_(options.digest) {
   const std::string where = path_.string();
   std::string header = "{";
   if (!metadata.empty()) {
@@ -112,6 +116,7 @@ void SafetensorsWriter::finish() {
 }
 
 void SafetensorsWriter::write(std::span<const std::byte> bytes) {
+  if (digest_ != nullptr) digest_->update(bytes);
   while (!bytes.empty()) {
     const ssize_t written = ::write(fd_, bytes.data(), bytes.size());
     if (written < 0 && errno != EINTR) give_up("cannot write");

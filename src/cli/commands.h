@@ -6,10 +6,13 @@
 namespace verbatim::cli {
 
 void add_bench(CLI::App& app);
+void add_calibration(CLI::App& app);
+void add_convert(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_synth(CLI::App& app);
+void add_verify(CLI::App& app);
 void add_version(CLI::App& app);
 void add_chat(CLI::App& app);
 void add_render(CLI::App& app);

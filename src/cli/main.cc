@@ -11,10 +11,13 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.failure_message(CLI::FailureMessage::simple);
   cli::add_bench(app);
+  cli::add_calibration(app);
+  cli::add_convert(app);
   cli::add_generate(app);
   cli::add_inspect(app);
   cli::add_plan(app);
   cli::add_synth(app);
+  cli::add_verify(app);
   cli::add_version(app);
   cli::add_text_commands(app);
   try {

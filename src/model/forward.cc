@@ -99,36 +99,46 @@ void check_step(const Model& model, std::span<const ops::Span> spans, std::span<
   if (next != rows) fail(ErrorKind::kUsage, "forward", "spans cover {} rows; expected {}", next, rows);
 }
 
+void embed_tokens(ops::Ops& ops, const Model& model, std::span<const int32_t> ids, Workspace& space) {
+  ops.embed(model.weights.embedding, ids.data(), static_cast<int64_t>(ids.size()), model.config.streams, space.streams);
+}
+
+void run_layer(ops::Ops& ops, const Model& model, const State& state, std::span<const ops::Span> spans, int64_t rows,
+               int64_t index, Workspace& space) {
+  const Config& c = model.config;
+  const Layer& layer = model.weights.layers[static_cast<size_t>(index)];
+  const ops::HyperShape hyper = hyper_shape(c);
+  const Pass pass{ops, model, spans, rows, space};
+  // Its place among the layers of its kind.
+  const auto place = static_cast<size_t>(std::count(c.mixers.begin(), c.mixers.begin() + index, layer.mixer));
+
+  ops.hyper_enter(hyper, layer.attention_site.hyper, layer.attention_site.norm, space.streams, rows, space.maps,
+                  space.input);
+  if (layer.mixer == MixerKind::kLinear)
+    linear_attention(pass, layer.linear, state.linear[place]);
+  else
+    sparse_attention(pass, layer.sparse, state.sparse[place], index_shape(c), false);
+  ops.hyper_leave(hyper, space.maps, space.output, rows, space.streams);
+
+  ops.hyper_enter(hyper, layer.ffn_site.hyper, layer.ffn_site.norm, space.streams, rows, space.maps, space.input);
+  if (layer.ffn == FfnKind::kDense)
+    mlp(pass, layer.mlp);
+  else
+    moe(pass, layer.moe);
+  ops.hyper_leave(hyper, space.maps, space.output, rows, space.streams);
+}
+
 void forward(ops::Ops& ops, const Model& model, const State& state, std::span<const ops::Span> spans,
              std::span<const int32_t> ids, Workspace& space, const LayerHook& hook) {
   check_step(model, spans, ids, space);
   const Config& c = model.config;
   const auto rows = static_cast<int64_t>(ids.size());
-  const ops::HyperShape hyper = hyper_shape(c);
-  const Pass pass{ops, model, spans, rows, space};
-
-  ops.embed(model.weights.embedding, ids.data(), rows, c.streams, space.streams);
-  size_t linear = 0, sparse = 0;
-  for (int64_t index = 0; index < c.layers; ++index) {
-    const Layer& layer = model.weights.layers[static_cast<size_t>(index)];
-
-    ops.hyper_enter(hyper, layer.attention_site.hyper, layer.attention_site.norm, space.streams, rows, space.maps,
-                    space.input);
-    if (layer.mixer == MixerKind::kLinear)
-      linear_attention(pass, layer.linear, state.linear[linear++]);
-    else
-      sparse_attention(pass, layer.sparse, state.sparse[sparse++], index_shape(c), false);
-    ops.hyper_leave(hyper, space.maps, space.output, rows, space.streams);
-
-    ops.hyper_enter(hyper, layer.ffn_site.hyper, layer.ffn_site.norm, space.streams, rows, space.maps, space.input);
-    if (layer.ffn == FfnKind::kDense)
-      mlp(pass, layer.mlp);
-    else
-      moe(pass, layer.moe);
-    ops.hyper_leave(hyper, space.maps, space.output, rows, space.streams);
-    if (hook) hook(index, space.streams);
+  embed_tokens(ops, model, ids, space);
+  for (int64_t layer = 0; layer < c.layers; ++layer) {
+    run_layer(ops, model, state, spans, rows, layer, space);
+    if (hook) hook(layer, space.streams);
   }
-  ops.hyper_mean(hyper, space.streams, rows, space.hidden);
+  ops.hyper_mean(hyper_shape(c), space.streams, rows, space.hidden);
   ops.rms_norm(space.hidden, c.hidden, model.weights.norm, c.norm_epsilon, rows, c.hidden, space.hidden, c.hidden);
 }
 

@@ -201,7 +201,7 @@ class Workspace {
   int64_t rows_ = 0;
 };
 
-// Called after each layer with its index and the streams [T, S, D]; for tests and calibration.
+// Called after each layer with its index and the streams [T, S, D]; for tests.
 using LayerHook = std::function<void(int64_t layer, const float* streams)>;
 
 // Runs the rows of `spans` (ids[row] each) through all layers and leaves the final-normed hidden vectors in
@@ -209,6 +209,12 @@ using LayerHook = std::function<void(int64_t layer, const float* streams)>;
 // 0 .. T-1; a sequence appears in one span at most. Throws Error(kUsage) for ids or rows out of range.
 void forward(ops::Ops& ops, const Model& model, const State& state, std::span<const ops::Span> spans,
              std::span<const int32_t> ids, Workspace& workspace, const LayerHook& hook = {});
+
+// The first part of forward() and one layer of it, for whoever runs the layers one at a time over many sequences
+// (calibration): streams of the tokens, then streams to streams in workspace.streams. The caller checks ids and spans.
+void embed_tokens(ops::Ops& ops, const Model& model, std::span<const int32_t> ids, Workspace& workspace);
+void run_layer(ops::Ops& ops, const Model& model, const State& state, std::span<const ops::Span> spans, int64_t rows,
+               int64_t layer, Workspace& workspace);
 
 // logits [rows, V] of final-normed hidden vectors [rows, D].
 void head(ops::Ops& ops, const Model& model, const float* hidden, int64_t rows, float* logits);
