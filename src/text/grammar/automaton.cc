@@ -204,6 +204,32 @@ void AutomatonBuilder::find_nullable() {
   }
 }
 
+void AutomatonBuilder::find_followed() {
+  std::vector<StateId> reached;
+  std::vector<uint32_t> seen(states_.size(), 0);
+  uint32_t round = 0;
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (const State& caller : states_) {
+      for (const CallEdge& call : caller.calls) {
+        Rule& rule = rules_[call.rule];
+        if (rule.is_followed) continue;
+        reached.assign(1, call.target);
+        seen[call.target] = ++round;
+        for (size_t i = 0; i < reached.size() && !rule.is_followed; ++i) {
+          const State& state = states_[reached[i]];
+          budget_.work(1);
+          rule.is_followed = !state.bytes.empty() || !state.calls.empty() ||
+                             (state.accept != Automaton::Accept::kNo && rules_[state.rule].is_followed);
+          for (const EpsilonEdge& edge : state.epsilons)
+            if (std::exchange(seen[edge.target], round) != round) reached.push_back(edge.target);
+        }
+        changed = changed || rule.is_followed;
+      }
+    }
+  }
+}
+
 void AutomatonBuilder::refuse_left_recursion(RuleId root) const {
   std::vector<uint32_t> seen(states_.size(), 0);
   uint32_t round = 0;
@@ -287,6 +313,7 @@ Automaton AutomatonBuilder::finish(RuleId root) {
     });
   }
   find_nullable();
+  find_followed();
   refuse_left_recursion(root);
 
   Automaton out;

@@ -51,6 +51,7 @@ struct Rule {
   uint32_t min_count = 0;
   uint32_t max_count = kNoMaximum;
   bool is_nullable = false;  // matches the empty text
+  bool is_followed = false;  // somewhere text, and not only a tag or the end, may come right behind it
 };
 
 // Every state lies on some way to acceptance (of its rule), so that whatever was matched can be completed. No rule can
@@ -142,6 +143,7 @@ class AutomatonBuilder {
     std::vector<TokenEdge> tokens;
   };
   void find_nullable();
+  void find_followed();
   std::vector<bool> find_productive() const;
   std::vector<bool> find_counting(const std::vector<bool>& productive) const;
   void refuse_left_recursion(RuleId root) const;

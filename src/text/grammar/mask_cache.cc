@@ -1,6 +1,8 @@
 #include "text/grammar/mask_cache.h"
 
 #include <algorithm>
+#include <bit>
+#include <iterator>
 #include <utility>
 
 namespace verbatim::text {
@@ -25,11 +27,21 @@ size_t MaskCache::worked_out() const {
 }
 
 MaskCache::Key MaskCache::key_of(const Item& item) const {
-  const Rule& rule = automaton_.rule(automaton_.rule_of(item.state));
   const auto far = static_cast<uint32_t>(tokens_.longest());
+  if (item.count == Item::kFarAndEnough) return {item.state, far, 0};
+  if (item.count == Item::kFarFromEnough) return {item.state, far, far};
+  const Rule& rule = automaton_.rule(automaton_.rule_of(item.state));
   const uint32_t more = rule.max_count == kNoMaximum ? far : std::min(rule.max_count - item.count, far);
   const uint32_t needed = item.count < rule.min_count ? std::min(rule.min_count - item.count, far) : 0;
   return {item.state, more, needed};
+}
+
+MaskCache::Node& MaskCache::node_of(const Item& item) {
+  const Key key = key_of(item);
+  const auto found = nodes_.find(key);
+  if (found != nodes_.end()) return *found->second;
+  std::unique_ptr<Node> node = of_all(item);
+  return *nodes_.insert_or_assign(key, std::move(node)).first->second;
 }
 
 void MaskCache::allow(const Position& position, const Frames& frames, std::span<uint64_t> allowed) {
@@ -38,12 +50,8 @@ void MaskCache::allow(const Position& position, const Frames& frames, std::span<
     nodes_.clear();
     bytes_ = 0;
   }
-  for (const Item& item : position.items) {
-    if (automaton_.bytes(item.state).empty()) continue;
-    std::unique_ptr<Node>& node = nodes_[key_of(item)];
-    if (!node) node = work_out(item, nullptr);
-    merge(*node, item.frame, frames, allowed);
-  }
+  for (const Item& item : position.items)
+    if (!automaton_.bytes(item.state).empty()) merge(node_of(item), item.frame, frames, allowed);
 }
 
 void MaskCache::merge(Node& node, uint32_t frame, const Frames& frames, std::span<uint64_t> allowed) {
@@ -53,7 +61,7 @@ void MaskCache::merge(Node& node, uint32_t frame, const Frames& frames, std::spa
   for (uint32_t r = frames.first_return(frame); r != Frames::kNone; r = frames.at(r).next) {
     const Item& behind = frames.at(r).item;
     std::unique_ptr<Node>& below = node.below[key_of(behind)];
-    if (!below) below = work_out(behind, &node.open);
+    if (!below) below = of_open(behind, node.open);
     merge(*below, behind.frame, frames, allowed);
   }
 }
@@ -66,64 +74,120 @@ Position& MaskCache::at_depth(size_t depth) {
   return *positions_[depth];
 }
 
-// Of all tokens, or of those below the trie nodes `open` where `item` is returned to.
-std::unique_ptr<MaskCache::Node> MaskCache::work_out(const Item& item, const std::vector<uint32_t>* open) {
-  ++worked_out_;
+// Of all tokens.
+std::unique_ptr<MaskCache::Node> MaskCache::of_all(const Item& item) {
+  const auto far = static_cast<uint32_t>(tokens_.longest());
+  const auto [state, more, needed] = key_of(item);
   auto node = std::make_unique<Node>();
-  std::vector<int32_t> fitting;
-  const Item here{item.state, item.count, Frames::kRoot};
-  if (open == nullptr) {
-    frames_.resize({1, 0});
-    Position& start = at_depth(0);
-    start.items.assign(1, here);
-    start.is_complete = false;
-    sizes_[0] = frames_.size();
-    walk(0, fitting, node->open);
-  } else {
-    for (const uint32_t at : *open) {
-      frames_.resize({1, 0});
-      const size_t depth = tokens_.nodes()[at].depth;
-      matcher_.enter(here, frames_, at_depth(depth));
-      sizes_[depth] = frames_.size();
-      if (positions_[depth]->is_complete) node->open.push_back(at);
-      if (!positions_[depth]->items.empty()) walk(at, fitting, node->open);
-    }
+  // A token shorter than what is left to a limit fits as if the limit were far.
+  Item here{state, needed == 0 ? Item::kFarAndEnough : Item::kFarFromEnough, Frames::kRoot};
+  uint32_t shorter = 0;
+  if (more < far || (needed > 0 && needed < far)) {
+    shorter = std::min(more, needed == 0 ? far : needed);
+    const Node& other = node_of(here);
+    const auto is_shorter = [&](int32_t id) { return tokens_.text(id).size() <= shorter; };
+    for (size_t word = 0; word < other.dense.size(); ++word)
+      for (uint64_t bits = other.dense[word]; bits != 0; bits &= bits - 1) {
+        const auto id = static_cast<int32_t>(word * 64 + static_cast<size_t>(std::countr_zero(bits)));
+        if (is_shorter(id)) node->sparse.push_back(id);
+      }
+    std::copy_if(other.sparse.begin(), other.sparse.end(), std::back_inserter(node->sparse), is_shorter);
+    std::copy_if(other.open.begin(), other.open.end(), std::back_inserter(node->open),
+                 [&](uint32_t at) { return tokens_.nodes()[at].depth <= shorter; });
+    here.count = item.count;
   }
-  if (fitting.size() * sizeof(int32_t) > tokens_.words() * sizeof(uint64_t)) {
-    node->dense.resize(tokens_.words());
-    for (const int32_t id : fitting) node->dense[static_cast<size_t>(id) / 64] |= uint64_t{1} << (id % 64);
-  } else {
-    std::sort(fitting.begin(), fitting.end());
-    fitting.erase(std::unique(fitting.begin(), fitting.end()), fitting.end());
-    fitting.shrink_to_fit();
-    node->sparse = std::move(fitting);
-  }
-  account(*node);
+  frames_.resize({1, 0});
+  Position& start = at_depth(0);
+  start.items.assign(1, here);
+  start.is_complete = false;
+  sizes_[0] = frames_.size();
+  walk(0, shorter, automaton_.rule(automaton_.rule_of(state)).is_followed, *node);
+  settle(*node);
   return node;
 }
 
-void MaskCache::account(const Node& node) {
+// Of those below the trie nodes `open`, at which `item` is returned to.
+std::unique_ptr<MaskCache::Node> MaskCache::of_open(const Item& item, const std::vector<uint32_t>& open) {
+  auto node = std::make_unique<Node>();
+  frames_.resize({1, 0});
+  Position start;
+  matcher_.enter({item.state, item.count, Frames::kRoot}, frames_, start);
+  const Frames::Size size = frames_.size();
+  const bool is_followed = automaton_.rule(automaton_.rule_of(item.state)).is_followed;
+  if (start.is_complete && is_followed) node->open = open;
+  const bool reads = std::any_of(start.items.begin(), start.items.end(),
+                                 [&](const Item& one) { return !automaton_.bytes(one.state).empty(); });
+  for (const uint32_t at : open) {
+    if (!reads) break;
+    const size_t depth = tokens_.nodes()[at].depth;
+    at_depth(depth) = start;
+    sizes_[depth] = size;
+    walk(at, 0, is_followed, *node);
+  }
+  settle(*node);
+  return node;
+}
+
+// The smaller form of what was gathered in `sparse`.
+void MaskCache::settle(Node& node) {
+  ++worked_out_;
+  if (node.sparse.size() * sizeof(int32_t) > tokens_.words() * sizeof(uint64_t)) {
+    node.dense.resize(tokens_.words());
+    for (const int32_t id : node.sparse) node.dense[static_cast<size_t>(id) / 64] |= uint64_t{1} << (id % 64);
+    node.sparse = {};
+  } else {
+    std::sort(node.sparse.begin(), node.sparse.end());
+    node.sparse.erase(std::unique(node.sparse.begin(), node.sparse.end()), node.sparse.end());
+    node.sparse.shrink_to_fit();
+  }
   bytes_ += sizeof(Node) + 64 + node.dense.size() * sizeof(uint64_t) + node.sparse.size() * sizeof(int32_t) +
             node.open.size() * sizeof(uint32_t);
 }
 
-// Everything below trie node `from`, whose position is that of its depth.
-void MaskCache::walk(uint32_t from, std::vector<int32_t>& fitting, std::vector<uint32_t>& open) {
+// Adds what is below trie node `from`, whose position is that of its depth: tokens and open nodes of more than
+// `longer_than` bytes. is_followed: of the rule whose end makes a node open.
+void MaskCache::walk(uint32_t from, size_t longer_than, bool is_followed, Node& node) {
   const std::span<const TokenTable::Node> trie = tokens_.nodes();
+  at_depth(trie[from].deepest);
+  const auto fits = [&](uint32_t i, bool is_complete) {
+    if (trie[i].depth <= longer_than) return;
+    for (const int32_t id : tokens_.tokens_at(i)) node.sparse.push_back(id);
+    if (is_complete && is_followed && trie[i].end > i + 1) node.open.push_back(i);
+  };
   for (uint32_t i = from + 1; i < trie[from].end;) {
     const size_t depth = trie[i].depth;
-    at_depth(depth);
-    frames_.resize(sizes_[depth - 1]);
+    if (trie[i].deepest <= longer_than) {
+      i = trie[i].end;
+      continue;
+    }
+    const Position& before = *positions_[depth - 1];
     Position& here = *positions_[depth];
-    matcher_.step(*positions_[depth - 1], trie[i].byte, frames_, here);
+    if (before.items.size() == 1) {  // nearly always inside a string
+      Item item = before.items[0];
+      if (!matcher_.follow(item, trie[i].byte)) {
+        i = trie[i].end;
+        continue;
+      }
+      if (automaton_.is_plain(item.state)) {
+        here.is_complete = false;
+        if (here.items.size() == 1)
+          here.items[0] = item;
+        else
+          here.items.assign(1, item);
+        sizes_[depth] = sizes_[depth - 1];
+        fits(i, false);
+        ++i;
+        continue;
+      }
+    }
+    frames_.resize(sizes_[depth - 1]);
+    matcher_.step(before, trie[i].byte, frames_, here);
     if (here.is_dead()) {
       i = trie[i].end;
       continue;
     }
     sizes_[depth] = frames_.size();
-    const std::span<const int32_t> ids = tokens_.tokens_at(i);
-    fitting.insert(fitting.end(), ids.begin(), ids.end());
-    if (here.is_complete && trie[i].end > i + 1) open.push_back(i);
+    fits(i, here.is_complete);
     i = here.items.empty() ? trie[i].end : i + 1;
   }
 }

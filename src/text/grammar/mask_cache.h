@@ -42,11 +42,13 @@ class MaskCache {
   };
 
   Key key_of(const Item& item) const;
+  Node& node_of(const Item& item);
   void merge(Node& node, uint32_t frame, const Frames& frames, std::span<uint64_t> allowed);
-  std::unique_ptr<Node> work_out(const Item& item, const std::vector<uint32_t>* open);
-  void walk(uint32_t from, std::vector<int32_t>& fitting, std::vector<uint32_t>& open);
+  std::unique_ptr<Node> of_all(const Item& item);
+  std::unique_ptr<Node> of_open(const Item& item, const std::vector<uint32_t>& open);
+  void walk(uint32_t from, size_t longer_than, bool is_followed, Node& node);
+  void settle(Node& node);
   Position& at_depth(size_t depth);
-  void account(const Node& node);
 
   const Automaton& automaton_;
   const TokenTable& tokens_;

@@ -18,8 +18,8 @@ bool Matcher::take(Item& item, const ByteEdge& edge) const {
   if (edge.counting != Counting::kNone) {
     const Rule& rule = automaton_.rule(automaton_.rule_of(item.state));
     if (edge.counting == Counting::kEnough) {
-      if (item.count < rule.min_count) return false;
-    } else {
+      if (!has_enough(item, rule)) return false;
+    } else if (item.count < Item::kFarFromEnough) {
       if (item.count >= rule.max_count) return false;
       // Without a maximum only whether the minimum is reached matters.
       if (rule.max_count != kNoMaximum || item.count < rule.min_count) ++item.count;
@@ -75,15 +75,14 @@ void Matcher::close(Frames& frames, Position& out) {
     if (!automaton_.is_plain(item.state)) {
       const Rule& rule = automaton_.rule(automaton_.rule_of(item.state));
       for (const EpsilonEdge& edge : automaton_.epsilons(item.state))
-        if (!edge.if_enough || item.count >= rule.min_count) add({edge.target, item.count, item.frame});
+        if (!edge.if_enough || has_enough(item, rule)) add({edge.target, item.count, item.frame});
       for (const CallEdge& call : automaton_.calls(item.state)) {
         const Item behind{call.target, item.count, item.frame};
         if (automaton_.rule(call.rule).is_nullable) add(behind);
         frames.add_return(frame_of(call.rule, frames), behind);
       }
       const Automaton::Accept accept = automaton_.accept(item.state);
-      if (accept == Automaton::Accept::kYes ||
-          (accept == Automaton::Accept::kIfEnough && item.count >= rule.min_count)) {
+      if (accept == Automaton::Accept::kYes || (accept == Automaton::Accept::kIfEnough && has_enough(item, rule))) {
         if (item.frame == Frames::kRoot) {
           out.is_complete = true;
         } else if (item.frame < first_new_frame_) {  // a call of the empty text is the calling edge's affair

@@ -17,6 +17,9 @@ struct Item {
   uint32_t count;  // of a rule that counts; saturated where more makes no difference
   uint32_t frame;
   friend bool operator==(const Item&, const Item&) = default;
+
+  // Instead of a count: no maximum is near, and the minimum is reached, or far away.
+  static constexpr uint32_t kFarAndEnough = 0xFFFFFFFF, kFarFromEnough = 0xFFFFFFFE;
 };
 
 // The calls made so far. A frame stands for all calls of one rule at one position; it knows where each goes on. Frames
@@ -88,6 +91,9 @@ class Matcher {
 
  private:
   bool take(Item& item, const ByteEdge& edge) const;
+  static bool has_enough(const Item& item, const Rule& rule) {
+    return item.count >= rule.min_count && item.count != Item::kFarFromEnough;
+  }
   void start_closure(const Frames& frames, Position& out);
   void add(const Item& item);
   void close(Frames& frames, Position& out);

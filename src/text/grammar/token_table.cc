@@ -38,10 +38,15 @@ TokenTable::TokenTable(std::vector<std::string> pieces, const std::vector<bool>&
     return order != 0 ? order < 0 : a < b;
   });
 
-  nodes_.push_back({0, 0, 0, 0});
+  nodes_.push_back({});
   std::vector<uint32_t> path = {0};  // nodes from the root to the token before
   const auto close = [&](size_t depth) {
-    for (; path.size() > depth + 1; path.pop_back()) nodes_[path.back()].end = static_cast<uint32_t>(nodes_.size());
+    for (; path.size() > depth + 1; path.pop_back()) {
+      Node& node = nodes_[path.back()];
+      Node& parent = nodes_[path[path.size() - 2]];
+      node.end = static_cast<uint32_t>(nodes_.size());
+      parent.deepest = std::max(parent.deepest, node.deepest);
+    }
   };
   std::string_view before;
   for (size_t i = 0; i < tokens_.size(); ++i) {
@@ -52,14 +57,19 @@ TokenTable::TokenTable(std::vector<std::string> pieces, const std::vector<bool>&
     close(common);
     for (size_t depth = common; depth < bytes.size(); ++depth) {
       path.push_back(static_cast<uint32_t>(nodes_.size()));
-      nodes_.push_back(
-          {0, static_cast<uint32_t>(i), static_cast<uint16_t>(depth + 1), static_cast<uint8_t>(bytes[depth])});
+      const auto deep = static_cast<uint16_t>(depth + 1);
+      nodes_.push_back({.end = 0,
+                        .first_token = static_cast<uint32_t>(i),
+                        .depth = deep,
+                        .deepest = deep,
+                        .byte = static_cast<uint8_t>(bytes[depth])});
     }
     before = bytes;
   }
   close(0);
   nodes_[0].end = static_cast<uint32_t>(nodes_.size());
-  nodes_.push_back({0, static_cast<uint32_t>(tokens_.size()), 0, 0});
+  nodes_.push_back({});
+  nodes_.back().first_token = static_cast<uint32_t>(tokens_.size());
 
   std::array<bool, 256> is_token{};
   for (uint32_t node = 1; node + 1 < nodes_.size(); node = nodes_[node].end)

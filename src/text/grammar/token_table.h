@@ -43,10 +43,11 @@ class TokenTable {
   // The trie in preorder: a node's first child is the next node, its next sibling the node at `end`. Node 0 is the
   // root, the empty text.
   struct Node {
-    uint32_t end;          // one past the last node below this one
-    uint32_t first_token;  // of tokens_at(); the next node's first_token ends them
-    uint16_t depth;        // bytes
-    uint8_t byte;          // the last one
+    uint32_t end = 0;          // one past the last node below this one
+    uint32_t first_token = 0;  // of tokens_at(); the next node's first_token ends them
+    uint16_t depth = 0;        // bytes
+    uint16_t deepest = 0;      // of the nodes at and below this one
+    uint8_t byte = 0;          // the last one
   };
   std::span<const Node> nodes() const { return {nodes_.data(), nodes_.size() - 1}; }
   std::span<const int32_t> tokens_at(uint32_t node) const {
