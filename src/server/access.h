@@ -13,9 +13,9 @@
 namespace verbatim::server {
 
 struct AccessOptions {
-  std::string bound_host = "127.0.0.1";   // --host
-  std::vector<std::string> served_hosts;  // --served-host: further names this server is asked by
-  std::vector<std::string> cors_origins;  // --cors: pages from there may use it; "*": from everywhere
+  std::string bound_host = "127.0.0.1";        // --host
+  std::vector<std::string> served_hosts = {};  // --served-host: further names this server is asked by
+  std::vector<std::string> cors_origins = {};  // --cors: pages from there may use it; "*": from everywhere
 };
 
 class AccessRules {

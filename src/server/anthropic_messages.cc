@@ -197,9 +197,10 @@ std::string whole_message(const ReplyName& name, const WholeReply& reply) {
   error.message =
       prompt >= context
           ? fmt::format("prompt is too long: {} tokens > {} maximum", prompt, context)
-          : fmt::format("input length and `max_tokens` exceed context limit: {} + {} > {}, decrease input length or "
-                        "`max_tokens` and try again",
-                        prompt, request.generation.max_tokens.value_or(0), context);
+          : fmt::format(
+                "input length and `max_tokens` exceed context limit: {} + {} > {}, decrease input length or "
+                "`max_tokens` and try again",
+                prompt, request.generation.max_tokens.value_or(0), context);
   throw ApiFailure(std::move(error));
 }
 

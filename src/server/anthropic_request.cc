@@ -86,9 +86,8 @@ void add_user(const Json& content, const std::string& where, Json& messages) {
     } else if (type == "tool_result") {
       const auto result = block.find("content");
       std::vector<std::string> answers = texts_of(result == block.end() ? Json() : *result, at + ".content");
-      messages.push_back({{"role", "tool"},
-                          {"tool_call_id", string_of(block, "tool_use_id", at)},
-                          {"content", content_of(answers)}});
+      messages.push_back(
+          {{"role", "tool"}, {"tool_call_id", string_of(block, "tool_use_id", at)}, {"content", content_of(answers)}});
     } else {
       refuse_block(at, type);
     }

@@ -67,6 +67,7 @@ struct ChatRequest {
 struct CompletionRequest {
   std::vector<std::variant<std::string, std::vector<int32_t>>> prompts;
   bool echo = false;
+  bool lists_prompt_logprobs = false;  // asked for by name, not only for an echo's sake
   Generation generation;
 };
 

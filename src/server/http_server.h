@@ -28,7 +28,7 @@ struct HttpServerOptions {
   std::string host = "127.0.0.1";
   uint16_t port = 0;  // 0: any free one
   int threads = 2;
-  HttpLimits limits;
+  HttpLimits limits = {};
 };
 
 struct HttpHooks {

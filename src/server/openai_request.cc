@@ -12,6 +12,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMostTokens = int64_t{1} << 40;
+constexpr int64_t kMostIds = INT32_MAX;
 constexpr double kMostTemperature = 100;
 
 std::string schema_text(const Json& schema, const std::string& param, const RequestLimits& limits) {
@@ -19,17 +20,6 @@ std::string schema_text(const Json& schema, const std::string& param, const Requ
   if (std::ssize(text) > limits.schema_bytes)
     refuse_field(param, "{} bytes; at most {} are taken", text.size(), limits.schema_bytes);
   return text;
-}
-
-std::vector<int32_t> read_ids(const Json& ids, const std::string& param) {
-  std::vector<int32_t> out;
-  out.reserve(ids.size());
-  for (const Json& id : ids) {
-    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX)
-      refuse_field(param, "token ids are expected");
-    out.push_back(id.get<int32_t>());
-  }
-  return out;
 }
 
 void read_logit_bias(Fields& fields, const RequestLimits& limits, engine::SamplingOptions& sampling) {
@@ -123,6 +113,18 @@ void check_media_part(const Json& part, const std::string& where) {
 
 }  // namespace
 
+std::vector<int32_t> read_token_ids(const Json& ids, const std::string& param, int64_t limit) {
+  std::vector<int32_t> out;
+  out.reserve(ids.size());
+  for (const Json& id : ids) {
+    if (!id.is_number_integer()) refuse_field(param, "token ids, integers, are expected");
+    const auto value = id.get<int64_t>();
+    if (value < 0 || value >= limit) refuse_field(param, "token {}; ids are 0 to {}", value, limit - 1);
+    out.push_back(static_cast<int32_t>(value));
+  }
+  return out;
+}
+
 std::string template_effort(const std::optional<std::string>& asked, const std::string& param,
                             const EffortRules& rules) {
   if (!asked) return rules.default_effort;
@@ -177,7 +179,7 @@ void read_sampling(Fields& fields, const RequestLimits& limits, Generation& gene
   if (const Json* ids = fields.array("stop_token_ids")) {
     if (std::ssize(*ids) > limits.logit_biases)
       refuse_field(fields.path("stop_token_ids"), "{} ids; at most {} are taken", ids->size(), limits.logit_biases);
-    generation.stop_tokens = read_ids(*ids, fields.path("stop_token_ids"));
+    generation.stop_tokens = read_token_ids(*ids, fields.path("stop_token_ids"), kMostIds);
   }
   generation.ignore_eos = fields.boolean("ignore_eos").value_or(false);
   generation.priority = static_cast<int>(fields.integer("priority", INT32_MIN, INT32_MAX).value_or(0));
@@ -370,8 +372,10 @@ CompletionRequest parse_completion_request(Json& body, const RequestLimits& limi
   request.echo = fields.boolean("echo").value_or(false);
   if (const auto value = fields.integer("logprobs", 0, limits.top_logprobs))
     generation.logprobs = static_cast<int>(*value);
-  const bool scores = request.echo || generation.prompt_logprobs >= 0;
+  request.lists_prompt_logprobs = generation.prompt_logprobs >= 0;
+  const bool scores = request.echo || request.lists_prompt_logprobs;
   generation.max_tokens = fields.integer("max_tokens", scores ? 0 : 1, kMostTokens).value_or(16);
+  if (generation.max_tokens == 0) generation.prompt_logprobs = std::max(generation.prompt_logprobs, 0);
   if (request.echo && generation.logprobs >= 0)
     generation.prompt_logprobs = std::max(generation.prompt_logprobs, generation.logprobs);
   if (const auto best_of = fields.integer("best_of", 1, limits.choices); best_of && *best_of != generation.choices)
@@ -390,7 +394,7 @@ CompletionRequest parse_completion_request(Json& body, const RequestLimits& limi
     if (one.is_string()) {
       request.prompts.emplace_back(one.get<std::string>());
     } else if (one.is_array()) {
-      request.prompts.emplace_back(read_ids(one, "prompt"));
+      request.prompts.emplace_back(read_token_ids(one, "prompt", kMostIds));
     } else {
       refuse_field("prompt", "a string, token ids, or an array of either is expected");
     }

@@ -34,6 +34,8 @@ void read_sampling(Fields& fields, const RequestLimits& limits, Generation& gene
 void read_stop(Fields& fields, const char* name, const RequestLimits& limits, Generation& generation);
 // structured_outputs and guided_*, as vLLM's clients send them.
 void read_guided(Fields& fields, const RequestLimits& limits, StructuredOutput& structured);
+// Token ids below `limit`.
+std::vector<int32_t> read_token_ids(const nlohmann::ordered_json& ids, const std::string& param, int64_t limit);
 // {"type": "json_schema", "json_schema": {...}} and its kind.
 void read_response_format(const nlohmann::ordered_json& format, const std::string& param, const RequestLimits& limits,
                           StructuredOutput& structured);

@@ -66,16 +66,20 @@ class StopChecker {
   StopChecker(std::shared_ptr<const ReplyReading> reading, const ReplyPlan& plan)
       : reading_(std::move(reading)),
         tools_(plan.tools),
+        ends_after_call_(plan.ends_after_call),
         options_(parser_options(*reading_, plan)),
         most_known_(static_cast<size_t>(plan.request.choices)) {}
 
   bool operator()(std::span<const int32_t> generated) {
     Known& known = find(generated);
     const auto fresh = generated.subspan(known.ids.size());
-    known.parser->feed(fresh, events_);
     events_.clear();
+    known.parser->feed(fresh, events_);
     known.ids.insert(known.ids.end(), fresh.begin(), fresh.end());
-    return known.parser->matched_stop().has_value();
+    if (known.parser->matched_stop()) return true;
+    return ends_after_call_ && std::any_of(events_.begin(), events_.end(), [](const text::ReplyEvent& event) {
+             return event.kind == text::ReplyEvent::Kind::kCallEnd && event.complete;
+           });
   }
 
  private:
@@ -100,6 +104,7 @@ class StopChecker {
 
   std::shared_ptr<const ReplyReading> reading_;
   std::shared_ptr<const text::ToolSet> tools_;
+  bool ends_after_call_;
   text::ReplyOptions options_;
   size_t most_known_, next_ = 0;
   std::vector<Known> known_;
@@ -171,7 +176,8 @@ void Reply::submit() {
       if (!plans_[i].ignore_eos)
         request.stop_tokens.insert(request.stop_tokens.end(), context_.reading->eos.begin(),
                                    context_.reading->eos.end());
-      if (!plans_[i].stop.empty()) request.stop = make_stop_check(context_.reading, plans_[i]);
+      if (!plans_[i].stop.empty() || plans_[i].ends_after_call)
+        request.stop = make_stop_check(context_.reading, plans_[i]);
       const int64_t id = context_.engine.submit(std::move(request),
                                                 [self, i](const engine::Event& event) { self->on_event(i, event); });
       const std::lock_guard lock(mutex_);
@@ -283,6 +289,8 @@ void Reply::finish_choice(size_t choice, const engine::ReplySummary& summary, st
   events_.clear();
   end.reason = reading.parser->finish(events_);
   for (text::ReplyEvent& event : events_) writer_->event(static_cast<int>(choice), event, out);
+  if (end.reason == text::FinishReason::kLength && summary.reason == engine::FinishReason::kStop)
+    end.reason = text::FinishReason::kToolCalls;  // ended by ends_after_call
   if (const auto stop = reading.parser->matched_stop()) end.stop = plans_[reading.plan].stop[*stop];
   end.reasoning_tokens = static_cast<int64_t>(reading.parser->reasoning_tokens());
   end.calls = reading.parser->calls();

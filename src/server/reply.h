@@ -78,6 +78,7 @@ struct ReplyPlan {
   text::ReplyStart start = text::ReplyStart::kReasoning;
   std::vector<std::string> stop;
   bool ignore_eos = false;
+  bool ends_after_call = false;  // at most one call
   std::shared_ptr<const text::ToolSet> tools;
   std::string call_id_prefix;
   bool wants_tokens = false;  // the writer gets every token, not only for log probabilities

@@ -7,12 +7,13 @@ namespace {
 
 bool matches(std::string_view pattern, std::string_view path, std::vector<std::string>* arguments) {
   for (;;) {
-    const size_t open = pattern.find("{}");
+    const size_t open = pattern.find('{');
     if (open == std::string_view::npos) return pattern == path;
     if (path.substr(0, open) != pattern.substr(0, open)) return false;
     path.remove_prefix(open);
-    pattern.remove_prefix(open + 2);
-    const std::string_view segment = path.substr(0, path.find('/'));
+    const bool takes_all = pattern.substr(open) == "{*}";
+    pattern.remove_prefix(open + (takes_all ? 3 : 2));
+    const std::string_view segment = takes_all ? path : path.substr(0, path.find('/'));
     if (segment.empty()) return false;
     if (arguments != nullptr) arguments->emplace_back(segment);
     path.remove_prefix(segment.size());

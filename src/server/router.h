@@ -26,7 +26,7 @@ enum class Work {
 
 struct Route {
   std::string method;
-  std::string pattern;  // "/v1/responses/{}": a {} matches one path segment (HttpRequest::path_arguments)
+  std::string pattern;  // "/v1/responses/{}": {} matches one path segment, a last {*} all that follows
   Handler handle;
   Work work = Work::kHeavy;
   Access access = Access::kKey;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "server/api_error.h"
+#include "server/response_store.h"
 #include "server/router.h"
 #include "server/service.h"
 
@@ -20,8 +21,10 @@ struct ServerState {
 
 void add_chat_routes(Router& router, Service& service);
 void add_completion_routes(Router& router, Service& service);
-void add_model_routes(Router& router, Service& service);                         // /v1/models, /tokenize, /detokenize
-void add_message_routes(Router& router, Service& service);                       // Anthropic's /v1/messages
+void add_model_routes(Router& router, Service& service);    // /v1/models, /tokenize, /detokenize
+void add_message_routes(Router& router, Service& service);  // Anthropic's /v1/messages
+void add_page_route(Router& router);                        // the chat page at /
+void add_response_routes(Router& router, Service& service, ResponseStoreLimits limits);
 void add_operation_routes(Router& router, Service& service, ServerState state);  // /health, /metrics, /version
 
 // Seconds since 1970.

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "server/json_text.h"
 #include "server/routes.h"
 
 namespace verbatim::server {
@@ -45,6 +46,11 @@ Server::Server(ServedModel model, engine::Engine& engine, ServerOptions options)
       keys_(keys_of(options_.api_key_file)),
       access_(router_, keys_, access_of(options_)) {
   add_chat_routes(router_, service_);
+  add_completion_routes(router_, service_);
+  add_model_routes(router_, service_);
+  add_message_routes(router_, service_);
+  add_response_routes(router_, service_, options_.responses);
+  add_page_route(router_);
   add_operation_routes(router_, service_,
                        {.is_ready = [this] { return !is_draining_.load(); },
                         .http = [this] { return http_ ? http_->counts() : HttpCounts{}; }});
@@ -80,18 +86,39 @@ void Server::handle(std::shared_ptr<Exchange> exchange) {
 }
 
 void Server::log_request(const HttpRequest& request, const RequestFigures& figures, int status, int64_t bytes_sent) {
-  const double seconds = std::chrono::duration<double>(Clock::now() - request.received).count();
-  std::string line =
-      fmt::format("{} {} {} {} {:.1f}ms {}B from={}", request.id, request.method, escaped(request.path.substr(0, 200)),
-                  status, seconds * 1e3, bytes_sent, request.remote);
-  if (!request.key.empty()) line += " key=" + request.key;
-  if (figures.prompt_tokens >= 0)
+  const double total_ms = std::chrono::duration<double>(Clock::now() - request.received).count() * 1e3;
+  const std::string path = escaped(request.path.substr(0, 200));
+  const std::string method = escaped(request.method.substr(0, 20));
+  std::string line = fmt::format("{} {} {} {} {:.1f}ms {}B from={}", request.id, method, path, status, total_ms,
+                                 bytes_sent, request.remote);
+  std::string members = fmt::format(R"("request":"{}","method":)", request.id);
+  append_json_string(members, method);
+  members += R"(,"path":)";
+  append_json_string(members, path);
+  fmt::format_to(std::back_inserter(members), R"(,"status":{},"total_ms":{:.1f},"bytes":{},"client":"{}")", status,
+                 total_ms, bytes_sent, request.remote);
+  if (!request.key.empty()) {
+    line += " key=" + request.key;
+    members += R"(,"key":)";
+    append_json_string(members, request.key);
+  }
+  if (figures.prompt_tokens >= 0) {
     line +=
         fmt::format(" prompt={} cached={} generated={} reasoning={} drafted={} accepted={} first={:.1f}ms",
                     figures.prompt_tokens, figures.cached_tokens, figures.generated_tokens, figures.reasoning_tokens,
                     figures.drafted_tokens, figures.accepted_tokens, figures.first_token_s * 1e3);
-  if (!figures.finish.empty()) line += fmt::format(" finish={} hash={}", figures.finish, figures.token_hash);
-  log_line(LogLevel::kInfo, line);
+    fmt::format_to(std::back_inserter(members),
+                   R"(,"prompt_tokens":{},"cached_tokens":{},"generated_tokens":{},"reasoning_tokens":{},)"
+                   R"("drafted_tokens":{},"accepted_tokens":{},"first_token_ms":{:.1f})",
+                   figures.prompt_tokens, figures.cached_tokens, figures.generated_tokens, figures.reasoning_tokens,
+                   figures.drafted_tokens, figures.accepted_tokens, figures.first_token_s * 1e3);
+  }
+  if (!figures.finish.empty()) {
+    line += fmt::format(" finish={} hash={}", figures.finish, figures.token_hash);
+    fmt::format_to(std::back_inserter(members), R"(,"finish":"{}","token_hash":"{}")", figures.finish,
+                   figures.token_hash);
+  }
+  log_line(LogLevel::kInfo, line, members);
 }
 
 void Server::reload_keys() {

@@ -11,6 +11,7 @@
 #include "server/access.h"
 #include "server/http_server.h"
 #include "server/keys.h"
+#include "server/response_store.h"
 #include "server/router.h"
 #include "server/service.h"
 #include "server/workers.h"
@@ -18,10 +19,11 @@
 namespace verbatim::server {
 
 struct ServerOptions {
-  HttpServerOptions http;
-  AccessOptions access;  // bound_host is taken from http
-  ServiceOptions service;
-  std::filesystem::path api_key_file;  // empty: no keys
+  HttpServerOptions http = {};
+  AccessOptions access = {};  // bound_host is taken from http
+  ServiceOptions service = {};
+  ResponseStoreLimits responses = {};       // of /v1/responses
+  std::filesystem::path api_key_file = {};  // empty: no keys
   int workers = 2;
   size_t worker_queue = 256;  // requests waiting for a worker; more get 503
   bool logs_requests = true;

@@ -17,6 +17,12 @@ uint64_t random_seed() {
   return (uint64_t{device()} << 32 | device()) >> 11;
 }
 
+text::GrammarLimits grammar_limits(const ServiceOptions& options) {
+  text::GrammarLimits limits = options.grammar;
+  limits.schema_bytes = static_cast<size_t>(options.limits.schema_bytes);
+  return limits;
+}
+
 }  // namespace
 
 std::string random_id(std::string_view prefix) {
@@ -29,7 +35,9 @@ Service::Service(ServedModel model, engine::Engine& engine, ServiceOptions optio
       reading_(std::make_shared<ReplyReading>(
           ReplyReading{text::ReplyVocabulary::of(model_.tokenizer, "tokenizer.json"), model_.eos})),
       engine_(engine),
-      options_(std::move(options)) {}
+      options_(std::move(options)),
+      structured_(text::TokenTable::build(model_.tokenizer), reading_->vocabulary, model_.eos,
+                  grammar_limits(options_)) {}
 
 void Service::check_model(const std::string& name) const {
   if (name.empty() || std::find(model_.names.begin(), model_.names.end(), name) != model_.names.end()) return;
@@ -88,7 +96,7 @@ engine::Request Service::engine_request(const Generation& generation, std::vecto
   return request;
 }
 
-ReplyPlan Service::plan(const ChatRequest& request, const std::string& id) const {
+ReplyPlan Service::plan(const ChatRequest& request, const std::string& id) {
   ReplyPlan plan;
   try {
     plan.tools = std::make_shared<text::ToolSet>(request.tools);
@@ -97,8 +105,10 @@ ReplyPlan Service::plan(const ChatRequest& request, const std::string& id) const
   }
   plan.request = engine_request(request.generation, chat_prompt(request));
   plan.start = text::reply_start(plan.request.prompt, reading_->vocabulary);
+  plan.request.mask = structured_.mask(request, plan.start);
   plan.stop = request.generation.stop;
   plan.ignore_eos = request.generation.ignore_eos;
+  plan.ends_after_call = !request.parallel_tool_calls && !request.tools.empty();
   plan.call_id_prefix = fmt::format("call_{}_", id.substr(id.size() - std::min<size_t>(id.size(), 12)));
   if (request.tool_choice == ToolChoice::kNone)  // the call's tag is never chosen
     plan.request.sampling.logit_bias[reading_->vocabulary.tags[static_cast<size_t>(text::ReplyTag::kCallBegin)]] =
@@ -106,7 +116,7 @@ ReplyPlan Service::plan(const ChatRequest& request, const std::string& id) const
   return plan;
 }
 
-std::vector<ReplyPlan> Service::plan(const CompletionRequest& request) const {
+std::vector<ReplyPlan> Service::plan(const CompletionRequest& request) {
   static const auto kNoTools = std::make_shared<const text::ToolSet>();
   std::vector<ReplyPlan> plans;
   for (const auto& prompt : request.prompts) {
@@ -123,6 +133,7 @@ std::vector<ReplyPlan> Service::plan(const CompletionRequest& request) const {
     ReplyPlan plan;
     plan.request = engine_request(request.generation, std::move(ids));
     plan.start = text::ReplyStart::kPlain;
+    plan.request.mask = structured_.mask(request.generation);
     plan.stop = request.generation.stop;
     plan.ignore_eos = request.generation.ignore_eos;
     plan.tools = kNoTools;

@@ -11,6 +11,7 @@
 #include "server/metrics.h"
 #include "server/openai_request.h"
 #include "server/reply.h"
+#include "server/structured.h"
 #include "text/prompt.h"
 #include "text/tokenizer.h"
 
@@ -28,6 +29,7 @@ struct ServedModel {
 struct ServiceOptions {
   RequestLimits limits;
   EffortRules effort;
+  text::GrammarLimits grammar;  // schema_bytes is taken from limits
 };
 
 // May be used from any number of threads.
@@ -48,8 +50,8 @@ class Service {
   std::vector<int32_t> chat_prompt(const ChatRequest& request) const;
   // Throw ApiFailure: 400, context_length_exceeded and others. Heavy: not on a connection's thread. `id` is unique to
   // the reply.
-  ReplyPlan plan(const ChatRequest& request, const std::string& id) const;
-  std::vector<ReplyPlan> plan(const CompletionRequest& request) const;
+  ReplyPlan plan(const ChatRequest& request, const std::string& id);
+  std::vector<ReplyPlan> plan(const CompletionRequest& request);
 
  private:
   engine::Request engine_request(const Generation& generation, std::vector<int32_t> prompt) const;
@@ -58,6 +60,7 @@ class Service {
   const std::shared_ptr<const ReplyReading> reading_;
   engine::Engine& engine_;
   const ServiceOptions options_;
+  StructuredOutputs structured_;
   Metrics metrics_;
 };
 
