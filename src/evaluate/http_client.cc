@@ -48,6 +48,12 @@ ServerAddress ServerAddress::parse(std::string_view url) {
   return address;
 }
 
+std::string ClientResponse::header(std::string_view name) const {
+  for (const auto& [own, value] : headers)
+    if (beast::iequals(own, beast::string_view(name.data(), name.size()))) return value;
+  return {};
+}
+
 struct HttpClient::Parts {
   Parts(ServerAddress to, std::string with_key, std::chrono::milliseconds most_silence)
       : address(std::move(to)), key(std::move(with_key)), silence(most_silence) {
@@ -106,14 +112,14 @@ HttpClient::HttpClient(ServerAddress address, std::string key, std::chrono::mill
     : parts_(std::make_unique<Parts>(std::move(address), std::move(key), silence)) {}
 HttpClient::~HttpClient() = default;
 
-ClientResponse HttpClient::get(const std::string& path) { return ask("GET", path, "", {}); }
+ClientResponse HttpClient::get(const std::string& path) { return send("GET", path, "", {}, {}); }
 ClientResponse HttpClient::post(const std::string& path, const std::string& body, const Listening& listening) {
-  return ask("POST", path, body, listening);
+  return send("POST", path, body, {}, listening);
 }
 void HttpClient::close() { parts_->stream.reset(); }
 
-ClientResponse HttpClient::ask(const std::string& method, const std::string& path, const std::string& body,
-                               const Listening& listening) {
+ClientResponse HttpClient::send(const std::string& method, const std::string& path, const std::string& body,
+                                const ClientHeaders& headers, const Listening& listening) {
   Parts& parts = *parts_;
   parts.leave_at.reset();
   if (listening.leave_after.count() > 0) parts.leave_at = Clock::now() + listening.leave_after;
@@ -131,6 +137,7 @@ ClientResponse HttpClient::ask(const std::string& method, const std::string& pat
     request.set(http::field::content_type, "application/json");
     request.body() = body;
   }
+  for (const auto& [name, value] : headers) request.set(name, value);
   request.prepare_payload();
 
   std::optional<http::response_parser<http::buffer_body>> parser;
@@ -149,10 +156,8 @@ ClientResponse HttpClient::ask(const std::string& method, const std::string& pat
   }
 
   response.status = static_cast<int>(parser->get().result_int());
-  if (const auto retry = parser->get().find(http::field::retry_after); retry != parser->get().end()) {
-    const auto text = retry->value();
-    std::from_chars(text.data(), text.data() + text.size(), response.retry_after_s);
-  }
+  for (const auto& field : parser->get())
+    response.headers.emplace_back(std::string(field.name_string()), std::string(field.value()));
   std::array<char, 16 << 10> piece;
   while (!parser->is_done()) {
     parser->get().body().data = piece.data();

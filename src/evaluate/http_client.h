@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace verbatim::evaluate {
 
@@ -17,11 +19,16 @@ struct ServerAddress {
   static ServerAddress parse(std::string_view url);
 };
 
+using ClientHeaders = std::vector<std::pair<std::string, std::string>>;
+
 struct ClientResponse {
   int status = 0;
-  std::string body;  // empty if it was given to on_body
-  int retry_after_s = 0;
+  ClientHeaders headers;
+  std::string body;            // empty if it was given to on_body
   bool was_abandoned = false;  // hung up before its end, as Listening asked
+
+  // Of the first header of that name (case ignored); empty if there is none.
+  std::string header(std::string_view name) const;
 };
 
 struct Listening {
@@ -44,12 +51,13 @@ class HttpClient {
   // closed is opened again once.
   ClientResponse get(const std::string& path);
   ClientResponse post(const std::string& path, const std::string& body, const Listening& listening = {});
+  // `headers` are added to, or stand instead of, those that are always sent.
+  ClientResponse send(const std::string& method, const std::string& path, const std::string& body,
+                      const ClientHeaders& headers, const Listening& listening);
   void close();
 
  private:
   struct Parts;
-  ClientResponse ask(const std::string& method, const std::string& path, const std::string& body,
-                     const Listening& listening);
   std::unique_ptr<Parts> parts_;
 };
 

@@ -91,12 +91,20 @@ Asked ask_alone(HttpClient& client, const SoakCase& request) {
   }
 }
 
+int retry_after_s(const ClientResponse& response) {
+  const std::string value = response.header("Retry-After");
+  int seconds = 1;
+  std::from_chars(value.data(), value.data() + value.size(), seconds);
+  return std::clamp(seconds, 1, 5);
+}
+
 bool is_refusal(int status) { return status >= 400 && status < 500 && status != 429; }
 
 std::string message_of(const std::string& body) {
   const auto parsed = nlohmann::json::parse(body, nullptr, false);
-  if (parsed.is_object() && parsed.contains("error") && parsed["error"].is_object())
-    return parsed["error"].value("message", body);
+  if (parsed.is_object() && parsed.contains("error") && parsed["error"].is_object() &&
+      parsed["error"].contains("message") && parsed["error"]["message"].is_string())
+    return parsed["error"]["message"];
   return body.substr(0, 200);
 }
 
@@ -236,7 +244,7 @@ class Soak {
     std::string problem;
     try {
       asked = ask(client, known.request, sending, &times);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       problem = error.what();
     }
     const int status = asked.response.status;
@@ -245,7 +253,7 @@ class Soak {
     ++report_.kinds[known.request.kind];
     if (status == 429 || status == 503) {
       ++report_.refused;
-      return std::clamp(asked.response.retry_after_s, 1, 5);
+      return retry_after_s(asked.response);
     }
     if (problem.empty() && asked.response.was_abandoned) {
       ++report_.cancelled;

@@ -12,6 +12,7 @@ using nlohmann::json;
 
 // A string member; empty if it is absent, null or no string.
 std::string string_of(const json& object, const char* name) {
+  if (!object.is_object()) return {};
   const auto found = object.find(name);
   return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
@@ -27,6 +28,11 @@ const json& member(const json& object, const char* name) {
 std::string canonical(const std::string& arguments) {
   const json parsed = json::parse(arguments, nullptr, false);
   return parsed.is_object() ? parsed.dump() : "{}";
+}
+
+int64_t integer_of(const json& object, const char* name) {
+  const json& found = member(object, name);
+  return found.is_number_integer() ? found.get<int64_t>() : 0;
 }
 
 void read_hashes(const json& block, SoakReply& reply) {
@@ -122,7 +128,7 @@ SoakReply read_whole(SoakRoute route, std::string_view body) {
   read_problem(whole, reply);
   const json& usage = member(whole, "usage");
   const bool is_openai = route == SoakRoute::kChat || route == SoakRoute::kCompletions;
-  reply.generated_tokens = usage.value(is_openai ? "completion_tokens" : "output_tokens", int64_t{0});
+  reply.generated_tokens = integer_of(usage, is_openai ? "completion_tokens" : "output_tokens");
   if (is_openai) {
     for (const json& one : member(whole, "choices")) {
       SoakReply::Choice& choice = reply.choices.emplace_back();
@@ -175,7 +181,7 @@ bool StreamedReply::openai(const json& event) {
   read_problem(event, reply_);
   bool brings = false;
   for (const json& one : member(event, "choices")) {
-    const size_t index = one.value("index", size_t{0});
+    const auto index = static_cast<size_t>(integer_of(one, "index"));
     if (index >= reply_.choices.size()) {
       reply_.problem = fmt::format("choice {} was not asked for", index);
       return false;
@@ -188,7 +194,7 @@ bool StreamedReply::openai(const json& event) {
     choice.text += text;
     brings = brings || !reasoning.empty() || !text.empty();
     for (const json& call : member(delta, "tool_calls")) {
-      const size_t number = call.value("index", size_t{0});
+      const auto number = static_cast<size_t>(integer_of(call, "index"));
       if (number > choice.calls.size()) {
         reply_.problem = fmt::format("call {} came before call {}", number, choice.calls.size());
         return false;
@@ -202,7 +208,7 @@ bool StreamedReply::openai(const json& event) {
   }
   if (const json& block = member(event, "verbatim"); block.is_object()) read_hashes(block, reply_);
   if (const json& usage = member(event, "usage"); usage.is_object())
-    reply_.generated_tokens = usage.value("completion_tokens", int64_t{0});
+    reply_.generated_tokens = integer_of(usage, "completion_tokens");
   return brings;
 }
 
@@ -223,7 +229,7 @@ bool StreamedReply::message(const json& event) {
   } else if (type == "message_delta") {
     ++finished_;
     read_hashes(member(event, "verbatim"), reply_);
-    reply_.generated_tokens = member(event, "usage").value("output_tokens", int64_t{0});
+    reply_.generated_tokens = integer_of(member(event, "usage"), "output_tokens");
   } else if (type == "message_stop") {
     is_done_ = true;
   }
@@ -249,7 +255,7 @@ bool StreamedReply::response(const json& event) {
     if (type == "response.completed" || type == "response.incomplete") {
       const json& whole = member(event, "response");
       read_hashes(member(whole, "verbatim"), reply_);
-      reply_.generated_tokens = member(whole, "usage").value("output_tokens", int64_t{0});
+      reply_.generated_tokens = integer_of(member(whole, "usage"), "output_tokens");
       ++finished_;
       is_done_ = true;
     }
