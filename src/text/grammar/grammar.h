@@ -23,7 +23,7 @@ namespace verbatim::text {
 struct GrammarLimits {
   size_t schema_bytes = 256 << 10;  // of a schema, a regex, all choices, or all tools together
   size_t states = 200'000;          // automaton states, those of steps in between included
-  int64_t compile_ms = 800;
+  int64_t compile_ms = 700;
 };
 
 class Automaton;

@@ -10,6 +10,8 @@ namespace {
 
 // Forgotten as a whole beyond this.
 constexpr size_t kMaxBytes = size_t{64} << 20;
+// Of one mask. A schema's alternatives count, and the ways out of them.
+constexpr size_t kMaxMerges = 20'000;
 
 }  // namespace
 
@@ -44,26 +46,48 @@ MaskCache::Node& MaskCache::node_of(const Item& item) {
   return *nodes_.insert_or_assign(key, std::move(node)).first->second;
 }
 
-void MaskCache::allow(const Position& position, const Frames& frames, std::span<uint64_t> allowed) {
+void MaskCache::allow(const Position& position, Frames& frames, std::span<uint64_t> allowed) {
   const std::lock_guard lock(mutex_);
   if (bytes_ > kMaxBytes) {
     nodes_.clear();
     bytes_ = 0;
   }
-  for (const Item& item : position.items)
-    if (!automaton_.bytes(item.state).empty()) merge(node_of(item), item.frame, frames, allowed);
+  merges_left_ = kMaxMerges;
+  for (const Item& item : position.items) {
+    if (automaton_.bytes(item.state).empty()) continue;
+    if (!merge(node_of(item), item.frame, frames, allowed)) return read_all(position, frames, allowed);
+  }
 }
 
-void MaskCache::merge(Node& node, uint32_t frame, const Frames& frames, std::span<uint64_t> allowed) {
+void MaskCache::allow_by_reading(const Position& position, Frames& frames, std::span<uint64_t> allowed) {
+  const std::lock_guard lock(mutex_);
+  read_all(position, frames, allowed);
+}
+
+void MaskCache::read_all(const Position& position, Frames& frames, std::span<uint64_t> allowed) {
+  if (position.items.empty()) return;
+  const Frames::Size size = frames.size();
+  Node node;
+  at_depth(0) = position;
+  sizes_[0] = size;
+  walk(0, 0, false, frames, node);
+  frames.resize(size);
+  for (const int32_t id : node.sparse) allowed[static_cast<size_t>(id) / 64] |= uint64_t{1} << (id % 64);
+}
+
+// False if there are too many ways.
+bool MaskCache::merge(Node& node, uint32_t frame, const Frames& frames, std::span<uint64_t> allowed) {
+  if (merges_left_-- == 0) return false;
   for (size_t i = 0; i < node.dense.size(); ++i) allowed[i] |= node.dense[i];
   for (const int32_t id : node.sparse) allowed[static_cast<size_t>(id) / 64] |= uint64_t{1} << (id % 64);
-  if (node.open.empty() || frame == Frames::kRoot) return;
+  if (node.open.empty() || frame == Frames::kRoot) return true;
   for (uint32_t r = frames.first_return(frame); r != Frames::kNone; r = frames.at(r).next) {
     const Item& behind = frames.at(r).item;
     std::unique_ptr<Node>& below = node.below[key_of(behind)];
     if (!below) below = of_open(behind, node.open);
-    merge(*below, behind.frame, frames, allowed);
+    if (!merge(*below, behind.frame, frames, allowed)) return false;
   }
+  return true;
 }
 
 Position& MaskCache::at_depth(size_t depth) {
@@ -101,7 +125,7 @@ std::unique_ptr<MaskCache::Node> MaskCache::of_all(const Item& item) {
   start.items.assign(1, here);
   start.is_complete = false;
   sizes_[0] = frames_.size();
-  walk(0, shorter, automaton_.rule(automaton_.rule_of(state)).is_followed, *node);
+  walk(0, shorter, automaton_.rule(automaton_.rule_of(state)).is_followed, frames_, *node);
   settle(*node);
   return node;
 }
@@ -122,7 +146,7 @@ std::unique_ptr<MaskCache::Node> MaskCache::of_open(const Item& item, const std:
     const size_t depth = tokens_.nodes()[at].depth;
     at_depth(depth) = start;
     sizes_[depth] = size;
-    walk(at, 0, is_followed, *node);
+    walk(at, 0, is_followed, frames_, *node);
   }
   settle(*node);
   return node;
@@ -146,7 +170,7 @@ void MaskCache::settle(Node& node) {
 
 // Adds what is below trie node `from`, whose position is that of its depth: tokens and open nodes of more than
 // `longer_than` bytes. is_followed: of the rule whose end makes a node open.
-void MaskCache::walk(uint32_t from, size_t longer_than, bool is_followed, Node& node) {
+void MaskCache::walk(uint32_t from, size_t longer_than, bool is_followed, Frames& frames, Node& node) {
   const std::span<const TokenTable::Node> trie = tokens_.nodes();
   at_depth(trie[from].deepest);
   const auto fits = [&](uint32_t i, bool is_complete) {
@@ -180,13 +204,13 @@ void MaskCache::walk(uint32_t from, size_t longer_than, bool is_followed, Node& 
         continue;
       }
     }
-    frames_.resize(sizes_[depth - 1]);
-    matcher_.step(before, trie[i].byte, frames_, here);
+    frames.resize(sizes_[depth - 1]);
+    matcher_.step(before, trie[i].byte, frames, here);
     if (here.is_dead()) {
       i = trie[i].end;
       continue;
     }
-    sizes_[depth] = frames_.size();
+    sizes_[depth] = frames.size();
     fits(i, here.is_complete);
     i = here.items.empty() ? trie[i].end : i + 1;
   }

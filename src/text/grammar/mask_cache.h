@@ -20,13 +20,17 @@ namespace verbatim::text {
 // themselves and the trie nodes at which its rule can end with text left over; below those, by where the rule returns
 // to, the tokens that fit there, and so on. Counts that are far from their limits are told apart only as "far".
 //
+// Ambiguous schemas could be left in exponentially many ways; beyond a few thousand the tokens are read one by one.
+//
 // Thread safe.
 class MaskCache {
  public:
   MaskCache(const Automaton& automaton, const TokenTable& tokens);
 
-  // Sets the bits of the tokens of text that may follow `position`.
-  void allow(const Position& position, const Frames& frames, std::span<uint64_t> allowed);
+  // Sets the bits of the tokens of text that may follow `position`. `frames` are left as they were.
+  void allow(const Position& position, Frames& frames, std::span<uint64_t> allowed);
+  // The same by reading every token, with nothing remembered: for positions that can be left in too many ways.
+  void allow_by_reading(const Position& position, Frames& frames, std::span<uint64_t> allowed);
 
   size_t bytes() const;       // remembered
   size_t worked_out() const;  // how often something was not remembered
@@ -43,10 +47,11 @@ class MaskCache {
 
   Key key_of(const Item& item) const;
   Node& node_of(const Item& item);
-  void merge(Node& node, uint32_t frame, const Frames& frames, std::span<uint64_t> allowed);
+  bool merge(Node& node, uint32_t frame, const Frames& frames, std::span<uint64_t> allowed);
+  void read_all(const Position& position, Frames& frames, std::span<uint64_t> allowed);
   std::unique_ptr<Node> of_all(const Item& item);
   std::unique_ptr<Node> of_open(const Item& item, const std::vector<uint32_t>& open);
-  void walk(uint32_t from, size_t longer_than, bool is_followed, Node& node);
+  void walk(uint32_t from, size_t longer_than, bool is_followed, Frames& frames, Node& node);
   void settle(Node& node);
   Position& at_depth(size_t depth);
 
@@ -60,6 +65,7 @@ class MaskCache {
   std::map<Key, std::unique_ptr<Node>> nodes_;
   size_t bytes_ = 0;
   size_t worked_out_ = 0;
+  size_t merges_left_ = 0;  // of the mask being made
 };
 
 }  // namespace verbatim::text

@@ -447,9 +447,10 @@ void SchemaReader::require_disjoint(const JsonValue& list, const JsonValue* alwa
       for (const Shape& a : branches[i])
         for (const Shape& b : branches[j])
           if (!disjoint(a, b, 0))
-            refuse(list, "oneOf whose branches " + std::to_string(j) + " and " + std::to_string(i) +
-                             " are not seen to exclude each other (by type, by values, or by a required property with "
-                             "different const or enum); write anyOf");
+            fail(ErrorKind::kUsage, path(list),
+                 "oneOf whose branches {} and {} are not seen to exclude each other (by type, by values, or by a "
+                 "required property with different const or enum) is not supported; write anyOf",
+                 j, i);
 }
 
 bool SchemaReader::disjoint(const Shape& a, const Shape& b, int depth) {

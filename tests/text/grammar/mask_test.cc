@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "tests/text/grammar/grammar_toy.h"
+#include "text/grammar/mask_cache.h"
 
 namespace verbatim::text {
 namespace {
@@ -100,6 +101,60 @@ TEST(Mask, TokensFitIfTheirBytesDo) {
     expect_same_as_byte_by_byte(toy, compile_json_object(toy.tokens), seed);
     expect_same_as_byte_by_byte(toy, compile_regex(toy.tokens, "(ab?c*|the \\d{1,3}|[^a-z]{2,9})+"), seed);
   }
+}
+
+// What is remembered by state says the same as reading every token where the reply stands.
+TEST(Mask, WhatIsRememberedIsWhatReadingSays) {
+  const GrammarToy toy;
+  const std::vector<std::string> schemas = {
+      R"({"type": "object"})", R"({"type": "string", "minLength": 3, "maxLength": 9})",
+      R"({"type": "array", "items": {"type": "string", "maxLength": 2}, "minItems": 2, "maxItems": 5})",
+      R"({"anyOf": [{"type": "array", "items": {"$ref": "#"}}, {"type": "array", "items": {"$ref": "#"}, "maxItems": 2},
+                    {"type": "number"}, {"type": "integer", "maximum": 1200}]})",
+      R"({"type": "object", "properties": {"a": {"type": "integer"}, "ab": {"type": "string"}}, "additionalProperties": {"type": "object",
+          "additionalProperties": {"enum": ["the", "a\"", 12]}}, "required": ["a"]})"};
+  std::mt19937 random(11);
+  for (const std::string& schema : schemas) {
+    const GrammarPointer grammar = compile_json_schema(toy.tokens, schema);
+    const TokenMaskFunction mask = make_mask(grammar, toy.plain());
+    Matcher matcher(grammar->automaton());
+    for (int i = 0; i < 30; ++i) {
+      const std::vector<int32_t> ids = toy.walk(mask, random, 30);
+      Frames frames;
+      Position here, next;
+      matcher.begin(frames, here);
+      for (const int32_t id : ids) {
+        std::vector<uint64_t> remembered(toy.tokens->words()), read(toy.tokens->words());
+        grammar->masks().allow(here, frames, remembered);
+        grammar->masks().allow_by_reading(here, frames, read);
+        ASSERT_EQ(remembered, read) << schema << "\n"
+                                    << toy.text(ids) << " before " << toy.pieces[static_cast<size_t>(id)];
+        for (const char byte : toy.tokens->text(id)) {
+          matcher.step(here, static_cast<uint8_t>(byte), frames, next);
+          std::swap(here, next);
+        }
+      }
+    }
+  }
+}
+
+// Two ways to read each bracket: 2^depth in all.
+TEST(Mask, AmbiguityCostsNoMoreThanReading) {
+  std::vector<std::string> brackets;
+  for (size_t count = 2; count <= 64; count *= 2) brackets.push_back(std::string(count, ']'));
+  const GrammarToy toy(brackets);
+  const GrammarPointer grammar = compile_json_schema(
+      toy.tokens,
+      R"({"anyOf": [{"type": "array", "items": {"$ref": "#"}}, {"type": "array", "items": {"$ref": "#"}, "maxItems": 3}]})");
+  const TokenMaskFunction mask = make_mask(grammar, toy.plain());
+  const std::vector<int32_t> ids(200, '[');
+  const std::vector<int32_t> allowed = toy.allowed(mask, ids);
+  EXPECT_EQ(std::count_if(allowed.begin(), allowed.end(),
+                          [&](int32_t id) { return toy.pieces[static_cast<size_t>(id)][0] == ']'; }),
+            7);
+  const std::vector<int32_t> fewer(20, '[');
+  EXPECT_TRUE(holds(toy.allowed(mask, fewer), 256 + 3)) << "16 brackets";
+  EXPECT_FALSE(holds(toy.allowed(mask, fewer), 256 + 4)) << "32 brackets";
 }
 
 TEST(Mask, DependsOnGeneratedAlone) {
