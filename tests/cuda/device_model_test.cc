@@ -1,8 +1,13 @@
 // Models whose weights, caches and rows are all in device memory, as `generate --backend cuda` runs them.
 #include <gtest/gtest.h>
 
+#include "base/formats.h"
+#include "base/synthetic.h"
+#include "ops/cuda/device_memory.h"
+#include "ops/cuda/kernels.h"
 #include "ops/cuda_backend.h"
 #include "ops/devices.h"
+#include "quantize/nvfp4.h"
 #include "tests/model/tiny_models.h"
 
 namespace verbatim::model {
@@ -98,6 +103,111 @@ TEST_F(DeviceModel, GoldensWithThreeTerms) {
     solo.feed(std::span(ids).last(1));
   }
   EXPECT_EQ(ids, expected);
+}
+
+// What products read stands in another order, which holds every bit.
+TEST_F(DeviceUpload, PackedWeightsUnpackToEveryStoredBit) {
+  const auto device = cuda(Activations::kBf16);
+  int64_t matrices = 0;
+  const auto expect_same = [&](const Matrix& stored) {
+    const Matrix copy = device->upload(stored, {.only_products = true});
+    ASSERT_TRUE(copy.is_packed) << stored.rows << " x " << stored.columns;
+    ops::cuda::Weights packed;
+    packed.form = copy.form;
+    packed.rows = copy.rows;
+    packed.columns = copy.columns;
+    packed.data = reinterpret_cast<const uint8_t*>(copy.data);
+    packed.block_scale = copy.block_scale;
+    const int64_t scale_bytes = copy.form == ops::WeightForm::kNvfp4 ? copy.columns / 16 : 0;
+    const ops::cuda::DeviceMemory codes(copy.rows * stored.row_bytes), scales(copy.rows * scale_bytes);
+    device->synchronise();
+    ops::cuda::check(ops::cuda::unpack(nullptr, packed, codes.data(), stored.row_bytes, scales.data(), scale_bytes),
+                     "unpack");
+    const auto same = [&](const void* host, const std::byte* there, int64_t bytes) {
+      std::vector<std::byte> back(static_cast<size_t>(bytes));
+      ops::cuda::check(cudaMemcpy(back.data(), there, back.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+      EXPECT_EQ(std::memcmp(back.data(), host, back.size()), 0);
+    };
+    same(stored.data, codes.data(), stored.rows * stored.row_bytes);
+    if (scale_bytes > 0) same(stored.block_scale, scales.data(), stored.rows * scale_bytes);
+    ++matrices;
+  };
+  for (const char* directory : {"tiny-bf16", "tiny-nvfp4"}) {
+    const Loaded loaded{tiny(directory)};
+    const Weights& w = loaded.model.weights;
+    expect_same(w.head);
+    for (const Layer& layer : w.layers) {
+      if (layer.mixer == MixerKind::kLinear) expect_same(layer.linear.o);
+      if (layer.ffn == FfnKind::kDense) expect_same(layer.mlp.down);
+      for (const ops::ExpertWeights& expert : layer.moe.experts) {
+        expect_same(expert.gate);
+        expect_same(expert.down);
+      }
+    }
+  }
+  EXPECT_GT(matrices, 10);
+}
+
+// The device makes the synthetic weights that the host makes.
+TEST_F(DeviceUpload, SyntheticWeightsAreTheHosts) {
+  const auto device = cuda(Activations::kBf16);
+  ThreadPool pool(2);
+  constexpr int64_t kRows = 48, kColumns = 128;
+  ops::SyntheticMatrix wanted{ops::WeightForm::kBf16, kRows, kColumns, synthetic_key(3, "a"), 0.1f, 0.7f};
+  std::vector<float> values(static_cast<size_t>(kRows * kColumns));
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = wanted.mean + wanted.spread * synthetic_number(wanted.key, static_cast<int64_t>(i));
+  const auto bytes_at = [&](const void* there, int64_t bytes) {
+    std::vector<uint8_t> back(static_cast<size_t>(bytes));
+    device->copy_out(back.data(), there, back.size());
+    return back;
+  };
+  const std::optional<Matrix> halves = device->synthesise(wanted, {});
+  ASSERT_TRUE(halves);
+  std::vector<uint8_t> expected(values.size() * 2);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint16_t half = float_to_bf16(values[i]);
+    std::memcpy(&expected[2 * i], &half, 2);
+  }
+  EXPECT_EQ(bytes_at(halves->data, kRows * kColumns * 2), expected);
+  wanted.form = ops::WeightForm::kNvfp4;
+  const std::optional<Matrix> codes = device->synthesise(wanted, {});
+  ASSERT_TRUE(codes);
+  const quantize::Nvfp4Matrix host = quantize::quantise_nvfp4(values, kRows, kColumns, pool);
+  EXPECT_EQ(codes->matrix_scale, host.matrix_scale);
+  EXPECT_EQ(bytes_at(codes->data, kRows * kColumns / 2), host.codes);
+  EXPECT_EQ(bytes_at(codes->block_scale, kRows * kColumns / 16), host.block_scales);
+}
+
+// A step replayed from its recording gives the bits of the step launched eagerly, at whatever position.
+TEST_F(DeviceModel, ReplayedStepsEqualEagerOnes) {
+  const auto device = cuda(Activations::kBf16);
+  const Uploaded up(*device, "tiny-nvfp4");
+  const Config& c = up.model().config;
+  const std::vector<int32_t> ids = random_ids(90, 11);
+  const auto run = [&](bool recorded) {
+    state::Storage storage(*device, c, 1, 2);
+    state::Sequence sequence(0, {1, 0});
+    Workspace workspace(*device, c, 1);
+    std::vector<float> all, hidden(static_cast<size_t>(c.hidden));
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const ops::Span span = sequence.next(0, 1, 1);
+      const auto one = std::span(ids).subspan(i, 1);
+      const auto body = [&] { forward(*device, up.model(), storage.state(), {&span, 1}, one, workspace); };
+      if (recorded)
+        device->step(7, {&span, 1}, one, body);
+      else
+        body();
+      if (recorded && i > 2) {
+        EXPECT_GT(device->launches(), 0) << i;
+      }
+      device->copy_out(hidden.data(), workspace.hidden, hidden.size() * sizeof(float));
+      all.insert(all.end(), hidden.begin(), hidden.end());
+      sequence.accept(span, 1);
+    }
+    return all;
+  };
+  EXPECT_EQ(first_difference(run(true), run(false)), "");
 }
 
 // As shipped: the cut of a prompt changes no bit.

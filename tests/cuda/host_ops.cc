@@ -66,7 +66,7 @@ void HostOps::finish() {
 }
 
 // Uploaded once, and again when its bytes have changed.
-Matrix HostOps::matrix(const Matrix& w) {
+Matrix HostOps::matrix(const Matrix& w, const WeightUse& use) {
   if (w.data == nullptr || !is_plain_host_memory(w.data)) return w;
   const int64_t bytes = w.form == WeightForm::kBf16    ? 2 * w.columns
                         : w.form == WeightForm::kF32   ? 4 * w.columns
@@ -84,10 +84,12 @@ Matrix HostOps::matrix(const Matrix& w) {
     if (w.grid_scale != nullptr && (r == 0 || (w.grid_row + r) % 128 == 0))
       append(w.grid_scale + (w.grid_row + r) / 128 * w.grid_stride, 4 * ((w.grid_column + w.columns + 127) / 128));
   }
-  const Key key{w.data, w.rows, w.columns, static_cast<int>(w.form), w.row_bytes, w.grid_row, w.grid_column};
+  const Key key{w.data,      w.rows,     w.columns,     static_cast<int>(w.form),
+                w.row_bytes, w.grid_row, w.grid_column, use.only_products,
+                use.parts};
   StoredCopy& copy = matrices_[key];
   if (copy.bytes != content || copy.matrix.first_column_in_block != w.first_column_in_block) {
-    copy.matrix = inner_.upload(w);
+    copy.matrix = inner_.upload(w, use);
     copy.bytes = std::move(content);
   }
   Matrix found = copy.matrix;
@@ -154,13 +156,13 @@ void HostOps::argmax(const float* logits, int64_t rows, int64_t stride, int64_t 
 }
 void HostOps::matmul(const Matrix& w, const float* x, int64_t x_stride, int64_t rows, int parts, float* y,
                      int64_t y_stride) {
-  inner_.matmul(matrix(w), in(x, (rows - 1) * x_stride + w.columns), x_stride, rows, parts,
+  inner_.matmul(matrix(w, {true, parts}), in(x, (rows - 1) * x_stride + w.columns), x_stride, rows, parts,
                 out(y, (rows - 1) * y_stride + w.rows), y_stride);
   finish();
 }
 void HostOps::matmul_group(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows) {
   std::vector<Matrix> matrices;
-  for (const Product& each : products) matrices.push_back(matrix(*each.weight));
+  for (const Product& each : products) matrices.push_back(matrix(*each.weight, {true, 1}));
   std::vector<Product> staged;
   for (size_t i = 0; i < products.size(); ++i)
     staged.push_back(
@@ -172,10 +174,10 @@ void HostOps::matmul_group(std::span<const Product> products, const float* x, in
 void HostOps::experts(std::span<const ExpertWeights> experts, const ExpertWeights& shared, float limit, const float* x,
                       int64_t rows, int64_t top, const int32_t* chosen, const float* weights, int parts, float* y) {
   std::vector<ExpertWeights> staged;
-  for (const ExpertWeights& e : experts) staged.push_back(expert(e));
+  for (const ExpertWeights& e : experts) staged.push_back(expert(e, parts));
   const ExpertWeights& any = experts.empty() ? shared : experts.front();
   // Ids are not written; what out() copies back is what it copied in.
-  inner_.experts(staged, expert(shared), limit, in(x, rows * any.gate.columns), rows, top,
+  inner_.experts(staged, expert(shared, parts), limit, in(x, rows * any.gate.columns), rows, top,
                  out(const_cast<int32_t*>(chosen), rows * top), in(weights, rows * top), parts,
                  out(y, rows * any.down.rows));
   finish();

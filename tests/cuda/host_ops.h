@@ -70,14 +70,16 @@ class HostOps final : public Ops {
     std::vector<std::byte> bytes;
     Matrix matrix;
   };
-  using Key = std::tuple<const std::byte*, int64_t, int64_t, int, int64_t, int64_t, int64_t>;
+  using Key = std::tuple<const std::byte*, int64_t, int64_t, int, int64_t, int64_t, int64_t, bool, int>;
 
   void* stage(const void* host, size_t bytes);
   const float* in(const float* x, int64_t count);
   template <typename T>
   T* out(T* x, int64_t count);
-  Matrix matrix(const Matrix& w);
-  ExpertWeights expert(const ExpertWeights& e) { return {matrix(e.gate), matrix(e.up), matrix(e.down)}; }
+  Matrix matrix(const Matrix& w, const WeightUse& use = {});
+  ExpertWeights expert(const ExpertWeights& e, int parts) {
+    return {matrix(e.gate, {true, 1}), matrix(e.up, {true, 1}), matrix(e.down, {true, parts})};
+  }
   void finish();
 
   Ops& inner_;

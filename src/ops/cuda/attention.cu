@@ -2,7 +2,10 @@
 // backend's. Bytes of a query: the pool keys of its sequence once (indexer), its visible latents once a group of heads
 // (attention).
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/launch.h"
 #include "ops/cuda/math.cuh"
+#include "ops/cuda/ptx/dependency.cuh"
+#include "ops/cuda/spans.cuh"
 #include "ops/cuda/sums.cuh"
 
 namespace verbatim::ops::cuda {
@@ -11,32 +14,11 @@ namespace {
 
 constexpr int kThreads = 256, kGroups = kThreads / 16;
 
-struct Row {
-  const DeviceSpan& span;
-  const int32_t* pages;
-  int64_t row, position;
-};
-
-__device__ Row row_at(const SpanTable& spans, int64_t row) {
-  const DeviceSpan& span = spans.spans[spans.span_of_row[row]];
-  return {span, spans.pages + span.pages, row, span.position + row - span.first_row};
-}
-
-__device__ float* pool_key(const IndexShape& shape, const LatentCache& cache, const Row& at, int64_t pool) {
-  const int64_t page_pools = kPageTokens / shape.pool;
-  pool += shape.storage_shift;
-  return cache.pools + (at.pages[pool / page_pools] * page_pools + pool % page_pools) * shape.width;
-}
-
-__device__ float* latent_row(const IndexShape& shape, const LatentCache& cache, const Row& at, int64_t position,
-                             int64_t latent_width) {
-  position += shape.storage_shift;
-  return cache.latents + (at.pages[position / kPageTokens] * kPageTokens + position % kPageTokens) * latent_width;
-}
-
 // ---- append ---------------------------------------------------------------------------------------------------------
 __global__ void append_kernel(IndexShape shape, int64_t latent_width, const float* latents, const float* keys,
                               const float* gates, const float* ape, SpanTable spans, LatentCache cache) {
+  ptx::let_next_start();
+  ptx::wait_for_previous();
   const Row at = row_at(spans, blockIdx.x);
   const DeviceSpan& span = at.span;
   const int64_t width = shape.width, ring = shape.pool + kWindowRows;
@@ -69,6 +51,8 @@ __global__ void append_kernel(IndexShape shape, int64_t latent_width, const floa
 // After append_kernel, which reads what these slots held before.
 __global__ void tail_kernel(IndexShape shape, const float* keys, const float* gates, SpanTable spans,
                             LatentCache cache) {
+  ptx::let_next_start();
+  ptx::wait_for_previous();
   const Row at = row_at(spans, blockIdx.x);
   const int64_t ring = shape.pool + kWindowRows;
   if (at.position < at.span.position + at.span.rows - ring) return;
@@ -80,15 +64,17 @@ __global__ void tail_kernel(IndexShape shape, const float* keys, const float* ga
 }
 
 // ---- select ---------------------------------------------------------------------------------------------------------
-constexpr int kScorePools = 64;  // of a block
 constexpr int64_t kHeldWidth = 256;
 
 __global__ void score_kernel(IndexShape shape, const float* q, const float* head_weights, SpanTable spans,
-                             int64_t first, LatentCache cache, float* scores, int64_t stride, int64_t tiles) {
+                             int64_t first, LatentCache cache, float* scores, int64_t stride, int64_t tiles,
+                             int64_t block_pools) {
   extern __shared__ float query[];  // [heads, width], then the heads' weights
+  ptx::let_next_start();
+  ptx::wait_for_previous();
   const Row at = row_at(spans, first + blockIdx.x / tiles);
   const int64_t pools = (at.position + 1) / shape.pool;
-  const int64_t begin = blockIdx.x % tiles * kScorePools;
+  const int64_t begin = blockIdx.x % tiles * block_pools;
   if (pools <= shape.top / shape.pool || begin >= pools) return;
   const int64_t width = shape.width, heads = shape.heads;
   float* weights = query + heads * width;
@@ -98,7 +84,7 @@ __global__ void score_kernel(IndexShape shape, const float* q, const float* head
   for (int64_t i = threadIdx.x; i < heads; i += kThreads) weights[i] = head_weights[at.row * heads + i] * head_scale;
   __syncthreads();
   const int group = threadIdx.x / 16, lane = threadIdx.x % 16;
-  for (int64_t pool = begin + group; pool < begin + kScorePools; pool += kGroups) {
+  for (int64_t pool = begin + group; pool < begin + block_pools; pool += kGroups) {
     const float* key = pool_key(shape, cache, at, pool < pools ? pool : pools - 1);
     float held[kHeldWidth / 16];
     if (width <= kHeldWidth) {
@@ -138,8 +124,10 @@ __device__ uint32_t score_order(float score) {
 __global__ void select_kernel(IndexShape shape, SpanTable spans, int64_t first, const float* scores, int64_t stride,
                               Selection selection) {
   __shared__ uint32_t counts[256];
-  __shared__ uint32_t prefix, wanted;
+  __shared__ uint32_t prefix, wanted, tops[kThreads / 32];
   __shared__ int32_t better[kThreads / 32], tied[kThreads / 32];
+  ptx::let_next_start();
+  ptx::wait_for_previous();
   const Row at = row_at(spans, first + blockIdx.x);
   const int64_t pools = (at.position + 1) / shape.pool, budget = shape.top / shape.pool;
   int32_t* chosen = selection.pools + at.row * budget;
@@ -153,18 +141,25 @@ __global__ void select_kernel(IndexShape shape, SpanTable spans, int64_t first, 
   for (int shift = 24; shift >= 0; shift -= 8) {
     counts[threadIdx.x] = 0;
     __syncthreads();
-    const uint32_t above = shift == 24 ? 0u : 0xffffffffu << (shift + 8), known = prefix;
+    const uint32_t mask = shift == 24 ? 0u : 0xffffffffu << (shift + 8), known = prefix;
     for (int64_t i = threadIdx.x; i < pools; i += kThreads) {
       const uint32_t order = score_order(scores[i]);
-      if ((order & above) == known) atomicAdd(&counts[order >> shift & 255], 1u);
+      if ((order & mask) == known) atomicAdd(&counts[order >> shift & 255], 1u);
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      uint32_t left = wanted;
-      int digit = 255;
-      for (; counts[digit] < left; --digit) left -= counts[digit];
-      prefix = known | static_cast<uint32_t>(digit) << shift;
-      wanted = left;
+    // Thread t looks at digit 255 - t: where those counted from the top reach what is wanted.
+    const uint32_t own = counts[255 - threadIdx.x], left = wanted;
+    uint32_t above = own;
+    for (int step = 1; step < 32; step *= 2) {
+      const uint32_t other = __shfl_up_sync(0xffffffffu, above, step);
+      if (threadIdx.x % 32 >= step) above += other;
+    }
+    if (threadIdx.x % 32 == 31) tops[threadIdx.x / 32] = above;
+    __syncthreads();
+    for (int w = 0; w < static_cast<int>(threadIdx.x) / 32; ++w) above += tops[w];
+    if (above >= left && above - own < left) {
+      prefix = known | (255 - threadIdx.x) << shift;
+      wanted = left - (above - own);
     }
     __syncthreads();
   }
@@ -336,9 +331,9 @@ cudaError_t append_latents(cudaStream_t stream, const IndexShape& shape, int64_t
                            const LatentCache& cache) {
   if (spans.rows == 0) return cudaSuccess;
   const auto rows = static_cast<unsigned>(spans.rows);
-  append_kernel<<<rows, 128, 0, stream>>>(shape, latent_width, latents, keys, gates, ape, spans, cache);
-  tail_kernel<<<rows, 128, 0, stream>>>(shape, keys, gates, spans, cache);
-  return cudaGetLastError();
+  const cudaError_t error =
+      launch(append_kernel, rows, 128, 0, stream, shape, latent_width, latents, keys, gates, ape, spans, cache);
+  return error != cudaSuccess ? error : launch(tail_kernel, rows, 128, 0, stream, shape, keys, gates, spans, cache);
 }
 
 cudaError_t select_pools(cudaStream_t stream, const IndexShape& shape, const float* q, const float* head_weights,
@@ -346,15 +341,17 @@ cudaError_t select_pools(cudaStream_t stream, const IndexShape& shape, const flo
                          const LatentCache& cache, float* scores, int64_t stride, const Selection& selection) {
   if (count == 0) return cudaSuccess;
   if (most_pools > shape.top / shape.pool) {
-    const int64_t tiles = (most_pools + kScorePools - 1) / kScorePools;
+    // Few rows: few pools a block, so that more of the device works.
+    const int64_t block_pools = count <= 16 ? kGroups : 4 * kGroups;
+    const int64_t tiles = (most_pools + block_pools - 1) / block_pools;
     const auto bytes = static_cast<int>(shape.heads * (shape.width + 1) * static_cast<int64_t>(sizeof(float)));
-    const cudaError_t error = cudaFuncSetAttribute(score_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    const cudaError_t error =
+        launch(score_kernel, static_cast<unsigned>(count * tiles), kThreads, static_cast<size_t>(bytes), stream, shape,
+               q, head_weights, spans, first, cache, scores, stride, tiles, block_pools);
     if (error != cudaSuccess) return error;
-    score_kernel<<<static_cast<unsigned>(count * tiles), kThreads, static_cast<size_t>(bytes), stream>>>(
-        shape, q, head_weights, spans, first, cache, scores, stride, tiles);
   }
-  select_kernel<<<static_cast<unsigned>(count), kThreads, 0, stream>>>(shape, spans, first, scores, stride, selection);
-  return cudaGetLastError();
+  return launch(select_kernel, static_cast<unsigned>(count), kThreads, 0, stream, shape, spans, first,
+                static_cast<const float*>(scores), stride, selection);
 }
 
 cudaError_t sparse_attention(cudaStream_t stream, const IndexShape& shape, int64_t heads, int64_t latent_width,

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "base/error.h"
 
 namespace verbatim::ops {
@@ -43,6 +46,7 @@ Weights weights_of(const Matrix& m) {
   w.form = m.form;
   w.matrix_scale = m.matrix_scale;
   w.input_scale = m.input_scale;
+  w.packed = m.is_packed;
   return w;
 }
 
@@ -75,23 +79,97 @@ void* CudaOps::allocate(size_t bytes) {
 }
 
 void CudaOps::release(void* data) {
+  finish_leave();
   // What is queued may still use it; cudaFree waits for that.
   if (data != nullptr) cudaFree(data);
 }
 
 void CudaOps::copy_in(void* to, const void* from, size_t bytes) {
+  finish_leave();
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_.get()), "cudaMemcpyAsync to the device");
   stream_.synchronise();
 }
 
 void CudaOps::copy_out(void* to, const void* from, size_t bytes) {
+  finish_leave();
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_.get()), "cudaMemcpyAsync from the device");
   stream_.synchronise();
 }
 
-// Rows begin at multiples of 16 bytes; a view brings its own cells of the grid.
-Matrix CudaOps::upload(const Matrix& stored, const WeightUse& /*use*/) {
+namespace {
+
+constexpr int64_t kPackedChunkBytes = int64_t{64} << 20;
+
+// Rows of a packed matrix that are made at a time.
+int64_t chunk_rows(int64_t row_bytes) { return std::max<int64_t>(16, kPackedChunkBytes / row_bytes / 16 * 16); }
+
+// A negative block scale, or NaN: the packed order's way to bfloat16 knows neither.
+bool has_unusual_scale(const Matrix& m) {
+  bool unusual = false;
+  for (int64_t r = 0; r < m.rows; ++r)
+    for (int64_t i = 0; i < m.columns / 16; ++i)
+      unusual = unusual || m.block_scale[r * m.block_scale_stride + i] >= 0x7f;
+  return unusual;
+}
+
+}  // namespace
+
+// Places `rows` plain rows from `first` on where the packed matrix has them.
+void CudaOps::pack_rows(const Weights& plain, int64_t first, const Matrix& packed) {
+  auto* to = const_cast<std::byte*>(packed.data) + packed_bytes(packed.form, first, packed.columns);
+  auto* scales = const_cast<uint8_t*>(packed.block_scale);
+  if (scales != nullptr) scales += first * (packed.columns / 16);
+  check(pack(stream_.get(), plain, to, scales), "pack");
+}
+
+Matrix CudaOps::take_packed(WeightForm form, int64_t rows, int64_t columns) {
+  Matrix m;
+  m.form = form;
+  m.rows = rows;
+  m.columns = columns;
+  m.is_packed = true;
+  m.row_bytes = form == WeightForm::kBf16 ? 2 * columns : columns / 2;
+  m.data = weights_.take(packed_bytes(form, rows, columns));
+  if (form == WeightForm::kNvfp4) {
+    m.block_scale_stride = columns / 16;
+    m.block_scale = reinterpret_cast<const uint8_t*>(weights_.take(rounded_up(rows, 16) * m.block_scale_stride));
+  }
+  return m;
+}
+
+Matrix CudaOps::upload_packed(const Matrix& stored) {
+  Matrix m = take_packed(stored.form, stored.rows, stored.columns);
+  m.matrix_scale = stored.matrix_scale;
+  m.input_scale = stored.input_scale;
+  m.float_input = stored.float_input;
+  const int64_t chunk = chunk_rows(m.row_bytes), scale_bytes = m.block_scale_stride;
+  std::byte* plain = scratch_.take(std::min(chunk, m.rows) * (m.row_bytes + scale_bytes), stream_);
+  for (int64_t first = 0; first < m.rows; first += chunk) {
+    const int64_t rows = std::min(chunk, m.rows - first);
+    Weights w = weights_of(stored);
+    w.rows = rows;
+    w.row_bytes = m.row_bytes;
+    w.data = reinterpret_cast<const uint8_t*>(plain);
+    weights_.fill(plain, stored.data + first * stored.row_bytes, rows, m.row_bytes, stored.row_bytes, m.row_bytes);
+    if (scale_bytes > 0) {
+      std::byte* scales = plain + rows * m.row_bytes;
+      w.block_scale = reinterpret_cast<const uint8_t*>(scales);
+      w.block_scale_stride = scale_bytes;
+      weights_.fill(scales, reinterpret_cast<const std::byte*>(stored.block_scale + first * stored.block_scale_stride),
+                    rows, scale_bytes, stored.block_scale_stride, scale_bytes);
+    }
+    pack_rows(w, first, m);
+  }
+  return m;
+}
+
+// Packed if only products will read it; else rows begin at multiples of 16 bytes. A view brings its own cells of the
+// grid.
+Matrix CudaOps::upload(const Matrix& stored, const WeightUse& use) {
   if (stored.data == nullptr) return stored;
+  if (use.only_products && can_pack(stored.form, stored.columns, use.parts) && stored.first_column_in_block == 0 &&
+      !(stored.form == WeightForm::kNvfp4 && has_unusual_scale(stored)))
+    return upload_packed(stored);
   Matrix m = stored;
   const int64_t columns = m.columns;
   const int64_t bytes = m.form == WeightForm::kBf16    ? 2 * columns
@@ -126,68 +204,116 @@ const float* CudaOps::upload(const float* values, int64_t count) {
       weights_.copy(reinterpret_cast<const std::byte*>(values), 1, 4 * count, 4 * count, 4 * count));
 }
 
-std::optional<Matrix> CudaOps::synthesise(const SyntheticMatrix& wanted, const WeightUse& /*use*/) {
+std::optional<Matrix> CudaOps::synthesise(const SyntheticMatrix& wanted, const WeightUse& use) {
+  if (wanted.form != WeightForm::kBf16 && (wanted.form != WeightForm::kNvfp4 || wanted.columns % 16 != 0)) return {};
+  const bool packs = use.only_products && can_pack(wanted.form, wanted.columns, use.parts);
   Matrix m;
-  m.form = wanted.form;
-  m.rows = wanted.rows;
-  m.columns = wanted.columns;
+  if (packs) {
+    m = take_packed(wanted.form, wanted.rows, wanted.columns);
+  } else {
+    m.form = wanted.form;
+    m.rows = wanted.rows;
+    m.columns = wanted.columns;
+    m.row_bytes = rounded_up(m.form == WeightForm::kBf16 ? 2 * m.columns : m.columns / 2, 16);
+    m.data = weights_.take(m.rows * m.row_bytes);
+    if (m.form == WeightForm::kNvfp4) {
+      m.block_scale_stride = rounded_up(m.columns / 16, 2);
+      m.block_scale = reinterpret_cast<const uint8_t*>(weights_.take(m.rows * m.block_scale_stride));
+    }
+  }
+  Weights plain = weights_of(m);
+  plain.packed = false;
   if (m.form == WeightForm::kBf16) {
-    m.row_bytes = rounded_up(2 * m.columns, 16);
-    std::byte* data = weights_.take(m.rows * m.row_bytes);
-    check(synthesise_bf16(stream_.get(), wanted, data, m.row_bytes), "synthesise");
-    m.data = data;
+    const int64_t chunk = packs ? chunk_rows(m.row_bytes) : m.rows;
+    void* to = packs ? scratch_.take(std::min(chunk, m.rows) * m.row_bytes, stream_) : const_cast<std::byte*>(m.data);
+    plain.data = static_cast<const uint8_t*>(to);
+    for (int64_t first = 0; first < m.rows; first += chunk) {
+      plain.rows = std::min(chunk, m.rows - first);
+      check(synthesise_bf16(stream_.get(), wanted, first, plain.rows, to, m.row_bytes), "synthesise");
+      if (packs) pack_rows(plain, first, m);
+    }
     return m;
   }
-  if (m.form != WeightForm::kNvfp4 || m.columns % 16 != 0) return {};
-  m.row_bytes = rounded_up(m.columns / 2, 16);
-  m.block_scale_stride = rounded_up(m.columns / 16, 2);
-  std::byte* data = weights_.take(m.rows * m.row_bytes);
-  std::byte* scales = weights_.take(m.rows * m.block_scale_stride);
-  auto* largest = reinterpret_cast<uint32_t*>(scratch_.take(sizeof(uint32_t), stream_));
+  constexpr int64_t kHeader = 256;
+  const int64_t code_bytes = rounded_up(m.rows * m.row_bytes, 256);
+  std::byte* base = scratch_.take(kHeader + (packs ? code_bytes + m.rows * m.block_scale_stride : 0), stream_);
+  auto* largest = reinterpret_cast<uint32_t*>(base);
+  void* codes = packs ? base + kHeader : const_cast<std::byte*>(m.data);
+  void* scales =
+      packs ? base + kHeader + code_bytes : reinterpret_cast<std::byte*>(const_cast<uint8_t*>(m.block_scale));
   check(cudaMemsetAsync(largest, 0, sizeof(uint32_t), stream_.get()), "cudaMemsetAsync");
-  check(synthesise_nvfp4(stream_.get(), wanted, largest, data, m.row_bytes, scales, m.block_scale_stride),
+  check(synthesise_nvfp4(stream_.get(), wanted, largest, codes, m.row_bytes, scales, m.block_scale_stride),
         "synthesise");
+  if (packs) {
+    plain.data = static_cast<const uint8_t*>(codes);
+    plain.block_scale = static_cast<const uint8_t*>(scales);
+    pack_rows(plain, 0, m);
+  }
   float most = 0.0f;
   copy_out(&most, largest, sizeof(most));
-  m.data = data;
-  m.block_scale = reinterpret_cast<const uint8_t*>(scales);
   m.matrix_scale = most / (6.0f * 448.0f);
   return m;
 }
 
 void CudaOps::gather(const float* from, const int32_t* rows, int64_t count, int64_t width, float* to) {
+  finish_leave();
   check(cuda::gather(stream_.get(), from, device_ids(rows, count), count, width, to), "gather");
 }
 
 // ---- rows -----------------------------------------------------------------------------------------------------------
 void CudaOps::embed(const Matrix& table, const int32_t* ids, int64_t rows, int64_t streams, float* out) {
+  finish_leave();
   check(cuda::embed(stream_.get(), weights_of(table), device_ids(ids, rows), rows, streams, out), "embed");
 }
 
 void CudaOps::rms_norm(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t rows,
                        int64_t width, float* y, int64_t y_stride) {
+  finish_leave();
   check(cuda::rms_norm(stream_.get(), x, x_stride, weight, epsilon, rows, width, y, y_stride), "rms_norm");
 }
 
 void CudaOps::layer_norm(const float* x, const float* weight, const float* bias, float epsilon, int64_t rows,
                          int64_t width, float* y) {
+  finish_leave();
   check(cuda::layer_norm(stream_.get(), x, weight, bias, epsilon, rows, width, y), "layer_norm");
 }
 
-void CudaOps::add(const float* x, int64_t count, float* y) { check(cuda::add(stream_.get(), x, count, y), "add"); }
+void CudaOps::add(const float* x, int64_t count, float* y) {
+  finish_leave();
+  check(cuda::add(stream_.get(), x, count, y), "add");
+}
 
 void CudaOps::clear(float* x, int64_t count) {
+  finish_leave();
   check(cudaMemsetAsync(x, 0, static_cast<size_t>(count) * sizeof(float), stream_.get()), "clear");
 }
 
 void CudaOps::swiglu(const float* gate, const float* up, float limit, int64_t count, float* h) {
+  finish_leave();
   check(cuda::swiglu(stream_.get(), gate, up, limit, count, h), "swiglu");
 }
 
 void CudaOps::hyper_enter(const HyperShape& shape, const HyperWeights& weights, const float* norm, const float* streams,
                           int64_t rows, float* maps, float* h) {
+  const Weights fn = weights_of(weights.fn);
+  if (hyper_fits(shape, fn)) {
+    Leave leave = leave_;
+    if (leave.streams != streams || leave.rows != rows || leave.shape.width != shape.width) {
+      finish_leave();
+      leave = Leave();
+    }
+    leave_ = Leave();
+    const int64_t floats = hyper_partial_floats(shape, rows);
+    auto* partials = reinterpret_cast<float*>(scratch_.take(floats * static_cast<int64_t>(sizeof(float)), stream_));
+    // The streams are written only where there is something to leave.
+    check(hyper_site(stream_.get(), shape, fn, weights.base, weights.scale, norm, leave.maps, leave.y, rows,
+                     const_cast<float*>(streams), partials, maps, h),
+          "hyper_enter");
+    return;
+  }
+  finish_leave();
   FmaProduct p;
-  p.weights = weights_of(weights.fn);
+  p.weights = fn;
   p.outputs = weights.fn.rows;
   p.x = streams;
   p.x_stride = shape.streams * shape.width;
@@ -198,21 +324,33 @@ void CudaOps::hyper_enter(const HyperShape& shape, const HyperWeights& weights, 
   check(hyper_maps(stream_.get(), shape, weights.base, weights.scale, norm, streams, rows, maps, h), "hyper_enter");
 }
 
+// Waits for the next operator: entering the next site leaves this one on the way.
 void CudaOps::hyper_leave(const HyperShape& shape, const float* maps, const float* y, int64_t rows, float* streams) {
-  check(cuda::hyper_leave(stream_.get(), shape, maps, y, rows, streams), "hyper_leave");
+  finish_leave();
+  leave_ = {shape, maps, y, rows, streams};
+}
+
+void CudaOps::finish_leave() {
+  if (leave_.streams == nullptr) return;
+  const Leave leave = std::exchange(leave_, Leave());
+  check(cuda::hyper_leave(stream_.get(), leave.shape, leave.maps, leave.y, leave.rows, leave.streams), "hyper_leave");
 }
 
 void CudaOps::hyper_mean(const HyperShape& shape, const float* streams, int64_t rows, float* h) {
+  finish_leave();
   check(cuda::hyper_mean(stream_.get(), shape, streams, rows, h), "hyper_mean");
 }
 
 void CudaOps::route(const float* logits, const float* bias, int64_t rows, int64_t experts, int64_t top, float scale,
                     int32_t* chosen, float* weights) {
+  finish_leave();
   check(cuda::route(stream_.get(), logits, bias, rows, experts, top, scale, chosen, weights), "route");
 }
 
 void CudaOps::argmax(const float* logits, int64_t rows, int64_t stride, int64_t limit, int32_t* ids) {
-  check(cuda::argmax(stream_.get(), logits, rows, stride, limit, ids), "argmax");
+  finish_leave();
+  void* working = scratch_.take(argmax_working_bytes(rows), stream_);
+  check(cuda::argmax(stream_.get(), logits, rows, stride, limit, working, ids), "argmax");
 }
 
 }  // namespace cuda

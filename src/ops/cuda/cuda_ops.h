@@ -41,7 +41,10 @@ class CudaOps final : public Ops {
   void step(uint64_t tag, std::span<const Span> spans, std::span<const int32_t> ids,
             const std::function<void()>& body) override;
   int64_t launches() const override { return launches_; }
-  void synchronise() override { stream_.synchronise(); }
+  void synchronise() override {
+    finish_leave();
+    stream_.synchronise();
+  }
   double read_bandwidth();  // bytes a second of a plain read kernel over 4 GiB
 
   // cuda_ops.cc
@@ -91,11 +94,27 @@ class CudaOps final : public Ops {
     DeviceMemory table;
   };
 
+  // A site that is left when the next operator comes.
+  struct Leave {
+    HyperShape shape;
+    const float* maps = nullptr;
+    const float* y = nullptr;
+    int64_t rows = 0;
+    float* streams = nullptr;
+  };
+  void finish_leave();
+  Matrix take_packed(WeightForm form, int64_t rows, int64_t columns);
+  Matrix upload_packed(const Matrix& stored);
+  void pack_rows(const Weights& plain, int64_t first, const Matrix& packed);
   // Ids on the device: those of the step, or a copy.
   const int32_t* device_ids(const int32_t* ids, int64_t count);
   int64_t generation() const { return scratch_.generation() + spans_.generation() + ids_.generation() + tables_made_; }
   int terms_of(const Matrix& w) const;
   void multiply(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int parts);
+  void multiply_packed(std::span<const Product> once, std::span<const Product> thrice, const float* x, int64_t x_stride,
+                       int64_t rows, int parts);
+  void multiply_blocks(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int terms,
+                       int parts);
   void multiply_block(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int terms,
                       int parts);
   const ExpertTable* expert_table(std::span<const ExpertWeights> experts, const ExpertWeights& shared);
@@ -116,6 +135,7 @@ class CudaOps final : public Ops {
     int64_t generation = -1, launches = 0, storage_shift = 0;
     cudaGraphExec_t graph = nullptr;
   };
+  Leave leave_;
   Mirror ids_;
   std::span<const int32_t> step_ids_;
   const int32_t* step_ids_on_device_ = nullptr;

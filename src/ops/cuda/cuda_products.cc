@@ -2,6 +2,8 @@
 // bit.
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <tuple>
 
 #include "base/error.h"
 #include "ops/cuda/cuda_ops.h"
@@ -39,13 +41,16 @@ void CudaOps::matmul_group(std::span<const Product> products, const float* x, in
 }
 
 void CudaOps::multiply(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int parts) {
+  finish_leave();
   if (rows == 0) return;
-  std::vector<Product> by_terms[4];
+  std::vector<Product> by_terms[4], packed[4];
   for (const Product& each : products) {
     const Matrix& w = *each.weight;
     if (w.rows == 0) continue;
     if (w.form != WeightForm::kF32) {
-      by_terms[terms_of(w)].push_back(each);
+      if (w.is_packed && !can_pack(w.form, w.columns, parts))
+        fail(ErrorKind::kUsage, "matmul", "a matrix uploaded for other parts than {}", parts);
+      (w.is_packed ? packed : by_terms)[terms_of(w)].push_back(each);
       continue;
     }
     FmaProduct p;
@@ -59,19 +64,86 @@ void CudaOps::multiply(std::span<const Product> products, const float* x, int64_
     p.y_stride = each.y_stride;
     check(fma_product(stream_.get(), p), "matmul");
   }
+  multiply_packed(packed[1], packed[3], x, x_stride, rows, parts);
+  for (const int terms : {1, 3}) multiply_blocks(by_terms[terms], x, x_stride, rows, terms, parts);
+}
+
+// Few rows: everything in one launch; up to 64 columns: in two, rows as fragments; more: in tiles.
+void CudaOps::multiply_packed(std::span<const Product> once, std::span<const Product> thrice, const float* x,
+                              int64_t x_stride, int64_t rows, int parts) {
+  const auto describe = [&](const Product& each, int terms) {
+    RowsProduct p;
+    p.weights = weights_of(*each.weight);
+    p.parts = parts;
+    p.terms = terms;
+    p.scale = part_scale(*each.weight);
+    p.x = x;
+    p.x_stride = x_stride;
+    p.y = each.y;
+    p.y_stride = each.y_stride;
+    return p;
+  };
+  const auto preparation_of = [&](const Matrix& w, int terms, std::byte* to) {
+    Preparation p;
+    p.x = x;
+    p.x_stride = x_stride;
+    p.rows = rows;
+    p.columns = w.columns;
+    p.terms = terms;
+    p.input_scale = w.input_scale;
+    p.to = reinterpret_cast<uint16_t*>(to);
+    p.stride = w.columns;
+    return p;
+  };
+  const bool loads_pairs = x_stride % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 8 == 0;
+  std::vector<Product> tiled[4];
+  std::vector<RowsProduct> direct;
+  std::map<std::tuple<int, float, int64_t>, std::vector<Product>> prepared;
   for (const int terms : {1, 3}) {
-    std::span<const Product> left = by_terms[terms];
-    while (!left.empty()) {
-      const auto group = left.first(std::min<size_t>(left.size(), kMostGroup));
-      left = left.subspan(group.size());
-      int64_t row_bytes = 0;
-      for (const Product& each : group) row_bytes += terms * (4 * parts * each.weight->rows + 2 * each.weight->columns);
-      const int64_t block = std::max<int64_t>(64, kWorkingBytes / row_bytes / 64 * 64);
-      for (int64_t begin = 0; begin < rows; begin += block) {
-        std::vector<Product> moved(group.begin(), group.end());
-        for (Product& each : moved) each.y += begin * each.y_stride;
-        multiply_block(moved, x + begin * x_stride, x_stride, std::min(block, rows - begin), terms, parts);
+    for (const Product& each : terms == 1 ? once : thrice) {
+      const Matrix& w = *each.weight;
+      if (rows <= kFewRows && w.input_scale == 0.0f && loads_pairs)
+        direct.push_back(describe(each, terms));
+      else if (rows * terms <= kMostFragmentColumns && (terms == 1 || parts == 1))
+        prepared[{terms, w.input_scale, w.columns}].push_back(each);
+      else
+        tiled[terms].push_back(each);
+    }
+  }
+  for (size_t i = 0; i < direct.size(); i += kMostGroup)
+    check(few_rows_products(stream_.get(), &direct[i],
+                            static_cast<int>(std::min<size_t>(direct.size() - i, kMostGroup)), rows),
+          "matmul");
+  for (const auto& [key, group] : prepared) {
+    const int terms = std::get<0>(key), tiles = fragment_tiles(rows, terms);
+    const Matrix& any = *group.front().weight;
+    std::byte* to = scratch_.take(any.columns * tiles * 16, stream_);
+    check(prepare_fragments(stream_.get(), preparation_of(any, terms, to), tiles), "matmul");
+    for (size_t i = 0; i < group.size(); i += kMostGroup) {
+      RowsProduct made[kMostGroup];
+      int count = 0;
+      for (; count < kMostGroup && i + static_cast<size_t>(count) < group.size(); ++count) {
+        made[count] = describe(group[i + static_cast<size_t>(count)], terms);
+        made[count].prepared = reinterpret_cast<const uint16_t*>(to);
       }
+      check(fragment_products(stream_.get(), made, count, rows, tiles), "matmul");
+    }
+  }
+  for (const int terms : {1, 3}) multiply_blocks(tiled[terms], x, x_stride, rows, terms, parts);
+}
+
+void CudaOps::multiply_blocks(std::span<const Product> left, const float* x, int64_t x_stride, int64_t rows, int terms,
+                              int parts) {
+  while (!left.empty()) {
+    const auto group = left.first(std::min<size_t>(left.size(), kMostGroup));
+    left = left.subspan(group.size());
+    int64_t row_bytes = 0;
+    for (const Product& each : group) row_bytes += terms * (4 * parts * each.weight->rows + 2 * each.weight->columns);
+    const int64_t block = std::max<int64_t>(64, kWorkingBytes / row_bytes / 64 * 64);
+    for (int64_t begin = 0; begin < rows; begin += block) {
+      std::vector<Product> moved(group.begin(), group.end());
+      for (Product& each : moved) each.y += begin * each.y_stride;
+      multiply_block(moved, x + begin * x_stride, x_stride, std::min(block, rows - begin), terms, parts);
     }
   }
 }
@@ -113,7 +185,7 @@ void CudaOps::multiply_block(std::span<const Product> products, const float* x, 
     product.terms = terms;
     product.parts = parts;
     Finish& finish = finishes[i];
-    finish.slices = splits_slices(rows, terms) ? slices_of(product.weights, parts) : 1;
+    finish.slices = splits_slices(rows, terms) && !w.is_packed ? slices_of(product.weights, parts) : 1;
     finish.rows = rows;
     finish.outputs = w.rows;
     finish.terms = terms;
@@ -122,6 +194,8 @@ void CudaOps::multiply_block(std::span<const Product> products, const float* x, 
     finish.y = products[static_cast<size_t>(i)].y;
     finish.y_stride = products[static_cast<size_t>(i)].y_stride;
     raw_at[i] = bytes;
+    // One term and part of packed weights need no sums afterwards.
+    if (w.is_packed && terms == 1 && parts == 1) continue;
     bytes += rounded_up(4 * parts * finish.slices * terms * rows * w.rows, 256);
   }
   std::byte* base = scratch_.take(bytes, stream_);
@@ -134,7 +208,19 @@ void CudaOps::multiply_block(std::span<const Product> products, const float* x, 
     parts_of[i].raw = reinterpret_cast<float*>(base + raw_at[i]);
     finishes[i].raw = parts_of[i].raw;
   }
-  check(bf16_products(stream_.get(), parts_of, count), "matmul");
+  if (!products.front().weight->is_packed) {
+    check(bf16_products(stream_.get(), parts_of, count), "matmul");
+  } else if (terms == 1 && parts == 1) {
+    for (int i = 0; i < count; ++i) {
+      parts_of[i].raw = finishes[i].y;
+      parts_of[i].raw_stride = finishes[i].y_stride;
+      parts_of[i].scale = finishes[i].scale;
+    }
+    check(packed_tile_products(stream_.get(), parts_of, count), "matmul");
+    return;
+  } else {
+    check(packed_tile_products(stream_.get(), parts_of, count), "matmul");
+  }
   check(finish_products(stream_.get(), finishes, count), "matmul");
 }
 
@@ -159,6 +245,7 @@ const ExpertTable* CudaOps::expert_table(std::span<const ExpertWeights> experts,
 
 void CudaOps::experts(std::span<const ExpertWeights> experts, const ExpertWeights& shared, float limit, const float* x,
                       int64_t rows, int64_t top, const int32_t* chosen, const float* weights, int parts, float* y) {
+  finish_leave();
   if (rows == 0) return;
   const ExpertWeights& any = experts.empty() ? shared : experts.front();
   ExpertsProblem p;
@@ -171,6 +258,7 @@ void CudaOps::experts(std::span<const ExpertWeights> experts, const ExpertWeight
   p.terms = activations_ == Activations::kSplit3 ? 3 : 1;
   p.parts = parts;
   p.limit = limit;
+  bool packed = true;
   const auto see = [&](const ExpertWeights& e) {
     p.inner = std::max(p.inner, e.down.columns);
     for (const Matrix* m : {&e.gate, &e.up, &e.down}) {
@@ -178,15 +266,19 @@ void CudaOps::experts(std::span<const ExpertWeights> experts, const ExpertWeight
       int64_t& slices = m == &e.down ? p.down_slices : p.inner_slices;
       slices = std::max(slices, slices_of(weights_of(*m), m == &e.down ? parts : 1));
     }
+    packed = packed && e.gate.is_packed && e.up.is_packed && e.down.is_packed && e.gate.form == e.up.form &&
+             can_pack(e.down.form, e.down.columns, parts);
+    p.down_by_place = p.down_by_place || e.down.input_scale > 0.0f;
     p.gate_by_place = p.gate_by_place || e.gate.input_scale > 0.0f;
     p.up_by_place = p.up_by_place || e.up.input_scale > 0.0f;
   };
   for (const ExpertWeights& e : experts) see(e);
   if (p.has_shared) see(shared);
+  p.packed = packed && p.columns % 2 == 0;
 
   const auto shape = [&](int64_t count) {
     p.rows = count;
-    p.split = splits_expert_slices(count, top, p.terms);
+    p.split = !p.packed && splits_expert_slices(count, top, p.terms);
     return ExpertsScratch::bytes(p);
   };
   int64_t block = rows;
@@ -198,7 +290,9 @@ void CudaOps::experts(std::span<const ExpertWeights> experts, const ExpertWeight
     p.weights = weights + begin * top;
     p.y = y + begin * p.width;
     const ExpertsScratch scratch(p, scratch_.take(bytes, stream_));
-    check(cuda::experts(stream_.get(), p, scratch), "experts");
+    check(experts_have_few_rows(p) ? few_rows_experts(stream_.get(), p, scratch)
+                                   : cuda::experts(stream_.get(), p, scratch),
+          "experts");
   }
 }
 

@@ -72,7 +72,12 @@ SpanTable CudaOps::span_table(std::span<const Span> spans, int64_t storage_shift
 
 void CudaOps::kda(const KdaShape& shape, const KdaWeights& weights, const KdaInputs& inputs, const KdaState& state,
                   std::span<const Span> spans, int64_t /*rows*/, float* out) {
+  finish_leave();
   const SpanTable table = span_table(spans, 0);
+  if (kda_takes_rows(shape, spans.data(), std::ssize(spans))) {
+    check(kda_rows(stream_.get(), shape, weights, inputs, state, table, out), "kda");
+    return;
+  }
   // A side state for each span that could need one: only those of several rows.
   int64_t sides = 0;
   for (const Span& span : spans) sides += span.rows > 1 ? 1 : 0;
@@ -83,6 +88,7 @@ void CudaOps::kda(const KdaShape& shape, const KdaWeights& weights, const KdaInp
 void CudaOps::append_latents(const IndexShape& shape, int64_t latent_width, const float* latents, const float* keys,
                              const float* gates, const float* ape, std::span<const Span> spans,
                              const LatentCache& cache) {
+  finish_leave();
   check(cuda::append_latents(stream_.get(), shape, latent_width, latents, keys, gates, ape,
                              span_table(spans, shape.storage_shift), cache),
         "append_latents");
@@ -90,6 +96,7 @@ void CudaOps::append_latents(const IndexShape& shape, int64_t latent_width, cons
 
 void CudaOps::select_pools(const IndexShape& shape, const float* q, const float* head_weights,
                            std::span<const Span> spans, const LatentCache& cache, const Selection& selection) {
+  finish_leave();
   const SpanTable table = span_table(spans, shape.storage_shift);
   int64_t most = 0;
   for (const Span& span : spans) most = std::max(most, span.position + span.rows);
@@ -106,13 +113,22 @@ void CudaOps::select_pools(const IndexShape& shape, const float* q, const float*
 void CudaOps::sparse_attention(const IndexShape& shape, int64_t heads, int64_t latent_width, float scale,
                                const float* q, std::span<const Span> spans, const LatentCache& cache,
                                const Selection& selection, float* out) {
-  check(cuda::sparse_attention(stream_.get(), shape, heads, latent_width, scale, q,
-                               span_table(spans, shape.storage_shift), cache, selection, out),
+  finish_leave();
+  const SpanTable table = span_table(spans, shape.storage_shift);
+  if (attends_by_groups(shape, table.rows, latent_width)) {
+    const int64_t floats = attention_group_floats(shape, table.rows, heads, latent_width);
+    auto* working = reinterpret_cast<float*>(scratch_.take(floats * static_cast<int64_t>(sizeof(float)), stream_));
+    check(attend_groups(stream_.get(), shape, heads, latent_width, scale, q, table, cache, selection, working, out),
+          "sparse_attention");
+    return;
+  }
+  check(cuda::sparse_attention(stream_.get(), shape, heads, latent_width, scale, q, table, cache, selection, out),
         "sparse_attention");
 }
 
 void CudaOps::absorb_queries(const Matrix& kv_b, int64_t heads, int64_t key_width, int64_t value_width, const float* q,
                              int64_t rows, float* out) {
+  finish_leave();
   const float scale = kv_b.form == WeightForm::kNvfp4 ? kv_b.matrix_scale : 1.0f;
   check(column_product(stream_.get(), weights_of(kv_b), heads, key_width + value_width, key_width, q, rows, scale, out),
         "absorb_queries");
@@ -120,6 +136,7 @@ void CudaOps::absorb_queries(const Matrix& kv_b, int64_t heads, int64_t key_widt
 
 void CudaOps::absorb_values(const Matrix& kv_b, int64_t heads, int64_t key_width, int64_t value_width,
                             const float* attended, int64_t rows, float* out) {
+  finish_leave();
   FmaProduct p;
   p.weights = weights_of(kv_b.row_range(key_width, kv_b.rows - key_width));
   p.outputs = value_width;

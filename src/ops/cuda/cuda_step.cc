@@ -43,6 +43,7 @@ const int32_t* CudaOps::device_ids(const int32_t* ids, int64_t count) {
 
 void CudaOps::step(uint64_t tag, std::span<const Span> spans, std::span<const int32_t> ids,
                    const std::function<void()>& body) {
+  finish_leave();
   const auto rows = static_cast<int64_t>(ids.size());
   if (rows == 0 || rows > kMostRecordedRows) {
     launches_ = 0;
@@ -76,6 +77,7 @@ void CudaOps::step(uint64_t tag, std::span<const Span> spans, std::span<const in
   }
   if (recording.generation != generation()) {
     body();
+    finish_leave();
     recording.generation = generation();
     recording.storage_shift = last_shift_;
     launches_ = 0;
@@ -86,6 +88,7 @@ void CudaOps::step(uint64_t tag, std::span<const Span> spans, std::span<const in
   check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
   try {
     body();
+    finish_leave();
   } catch (...) {
     cudaStreamEndCapture(stream_.get(), &graph);
     if (graph != nullptr) cudaGraphDestroy(graph);

@@ -128,7 +128,13 @@ std::byte* WeightMemory::take(int64_t bytes) {
 const std::byte* WeightMemory::copy(const std::byte* from, int64_t rows, int64_t row_bytes, int64_t from_stride,
                                     int64_t to_stride) {
   std::byte* to = take(rows * to_stride);
-  if (rows == 0 || row_bytes == 0) return to;
+  fill(to, from, rows, row_bytes, from_stride, to_stride);
+  return to;
+}
+
+void WeightMemory::fill(std::byte* to, const std::byte* from, int64_t rows, int64_t row_bytes, int64_t from_stride,
+                        int64_t to_stride) {
+  if (rows == 0 || row_bytes == 0) return;
   if (staging_[0].data() == nullptr)
     for (PinnedMemory& block : staging_) block = PinnedMemory(kStagingBytes);
   // Runs of whole rows; a row longer than a staging block in pieces.
@@ -162,7 +168,6 @@ const std::byte* WeightMemory::copy(const std::byte* from, int64_t rows, int64_t
     next_ = 1 - next_;
     done += bytes;
   }
-  return to;
 }
 
 }  // namespace verbatim::ops::cuda

@@ -117,8 +117,11 @@ class WeightMemory {
   // `rows` rows of `row_bytes`, `from_stride` apart, to rows `to_stride` apart; 256-byte aligned. What lies between
   // rows is 0.
   const std::byte* copy(const std::byte* from, int64_t rows, int64_t row_bytes, int64_t from_stride, int64_t to_stride);
-  // Memory to fill on the device; contents unspecified.
+  // Memory to fill otherwise; contents unspecified.
   std::byte* take(int64_t bytes);
+  // The way there alone: to device memory that is there.
+  void fill(std::byte* to, const std::byte* from, int64_t rows, int64_t row_bytes, int64_t from_stride,
+            int64_t to_stride);
 
  private:
   const Stream& stream_;

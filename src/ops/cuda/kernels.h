@@ -23,6 +23,7 @@ struct Weights {
   WeightForm form = WeightForm::kBf16;
   float matrix_scale = 1.0f;
   float input_scale = 0.0f;
+  bool packed = false;  // in the order of packed.cuh
 };
 
 // True if this program holds machine code for the device.
@@ -45,13 +46,25 @@ cudaError_t hyper_leave(cudaStream_t stream, const HyperShape& shape, const floa
 cudaError_t hyper_mean(cudaStream_t stream, const HyperShape& shape, const float* streams, int64_t rows, float* h);
 cudaError_t route(cudaStream_t stream, const float* logits, const float* bias, int64_t rows, int64_t experts,
                   int64_t top, float scale, int32_t* chosen, float* weights);
-cudaError_t argmax(cudaStream_t stream, const float* logits, int64_t rows, int64_t stride, int64_t limit, int32_t* ids);
+int64_t argmax_working_bytes(int64_t rows);
+cudaError_t argmax(cudaStream_t stream, const float* logits, int64_t rows, int64_t stride, int64_t limit, void* working,
+                   int32_t* ids);
+
+// ---- sm90_hyper.cu --------------------------------------------------------------------------------------------------
+// A site in two launches where the shape fits: streams are left with leaving_maps and leaving_y first, unless null.
+bool hyper_fits(const HyperShape& shape, const Weights& fn);
+int64_t hyper_partial_floats(const HyperShape& shape, int64_t rows);
+cudaError_t hyper_site(cudaStream_t stream, const HyperShape& shape, const Weights& fn, const float* base,
+                       const float* scale, const float* norm, const float* leaving_maps, const float* leaving_y,
+                       int64_t rows, float* streams, float* partials, float* maps, float* h);
 
 cudaError_t gather(cudaStream_t stream, const float* from, const int32_t* rows, int64_t count, int64_t width,
                    float* to);
 
 // ---- synthetic.cu ---------------------------------------------------------------------------------------------------
-cudaError_t synthesise_bf16(cudaStream_t stream, const SyntheticMatrix& matrix, void* to, int64_t row_bytes);
+// Rows first .. first + rows - 1.
+cudaError_t synthesise_bf16(cudaStream_t stream, const SyntheticMatrix& matrix, int64_t first, int64_t rows, void* to,
+                            int64_t row_bytes);
 // `largest` is 0 before, and after it the bits of the matrix's largest magnitude: its scale is that / 2688.
 cudaError_t synthesise_nvfp4(cudaStream_t stream, const SyntheticMatrix& matrix, uint32_t* largest, void* codes,
                              int64_t row_bytes, void* scales, int64_t scale_stride);
@@ -103,6 +116,9 @@ struct Bf16Product {
   int64_t x_stride = 0, rows = 0;
   int terms = 1, parts = 1;
   float* raw = nullptr;  // [parts][slices][terms * rows][outputs]
+  // packed_tile_products alone: from one row of raw to the next (0: outputs), and what multiplies each part's sum.
+  int64_t raw_stride = 0;
+  float scale = 1.0f;
 };
 // Slices of a part; for FP8, where cells may begin inside a part, the most of any part.
 int64_t slices_of(const Weights& weights, int parts);
@@ -121,6 +137,41 @@ struct Finish {
 };
 cudaError_t finish_products(cudaStream_t stream, const Finish* finishes, int count);
 
+// ---- pack.cu --------------------------------------------------------------------------------------------------------
+// Whether a matrix whose sums are cut in `parts` can stand in the order of packed.cuh (of NVFP4, if no scale is
+// negative or NaN), the bytes it takes there (its scales: rows, a multiple of 16, times columns / 16), and the ways
+// there and back. `plain` may be some rows of a matrix from a multiple of 16 on; `to` and `scales` are where those
+// stand.
+bool can_pack(WeightForm form, int64_t columns, int parts);
+int64_t packed_bytes(WeightForm form, int64_t rows, int64_t columns);
+cudaError_t pack(cudaStream_t stream, const Weights& plain, void* to, void* scales);
+cudaError_t unpack(cudaStream_t stream, const Weights& packed, void* to, int64_t row_bytes, void* scales,
+                   int64_t scale_stride);
+
+// ---- products of packed weights -------------------------------------------------------------------------------------
+// y[r, o] for up to eight rows (x of float32, or of bfloat16 prepared in one term), or, from fragments, for rows times
+// terms up to 64: everything in one launch. `scale` multiplies each part's sum.
+struct RowsProduct {
+  Weights weights;
+  int parts = 1, terms = 1;
+  float scale = 1.0f;
+  const float* x = nullptr;
+  const uint16_t* prepared = nullptr;  // instead of x: rows, or fragments
+  int64_t x_stride = 0;                // of x, or of prepared rows
+  float* y = nullptr;
+  int64_t y_stride = 0;
+};
+inline constexpr int64_t kFewRows = 8, kMostFragmentColumns = 64;
+// All of them have float rows, or all have prepared ones.
+cudaError_t few_rows_products(cudaStream_t stream, const RowsProduct* products, int count, int64_t rows);
+// Fragments [columns / 16][tiles of 8][lane][8 bytes]: column term * rows + row of x as mma's second operand; `tiles`
+// is 2, 4 or 8. Bytes: columns * tiles * 16.
+int fragment_tiles(int64_t rows, int terms);
+cudaError_t prepare_fragments(cudaStream_t stream, const Preparation& preparation, int tiles);
+cudaError_t fragment_products(cudaStream_t stream, const RowsProduct* products, int count, int64_t rows, int tiles);
+// Any rows, from prepared rows to raw sums of one slice (finish_products).
+cudaError_t packed_tile_products(cudaStream_t stream, const Bf16Product* products, int count);
+
 // ---- experts.cu -----------------------------------------------------------------------------------------------------
 // A block of rows through routed and shared experts. Places: the (row, slot) pairs sorted by expert, ascending inside
 // one, then (if there is a shared expert) one a row.
@@ -132,6 +183,7 @@ struct ExpertsProblem {
   int64_t experts = 0;
   bool has_shared = false, has_f32 = false, has_bf16 = false;    // any matrix of either kind of kernel
   bool gate_by_place = false, up_by_place = false;               // some input scale: rows are prepared for each place
+  bool down_by_place = false;                                    // some input scale of down
   int64_t rows = 0, top = 0, columns = 0, inner = 0, width = 0;  // inner: the widest
   int terms = 1, parts = 1;
   float limit = 0.0f;
@@ -142,6 +194,7 @@ struct ExpertsProblem {
   // Of the matrices that split slices: the most slices of a part of gate and up, and of down.
   int64_t inner_slices = 1, down_slices = 1;
   bool split = false;
+  bool packed = false;  // all matrices are, gate and up of an expert in one form
   constexpr int64_t places() const { return rows * top + (has_shared ? rows : 0); }
 };
 // Working memory, cut from one block.
@@ -152,6 +205,9 @@ struct ExpertsScratch {
   static int64_t bytes(const ExpertsProblem& problem);
   ExpertsScratch(const ExpertsProblem& problem, void* base);
 };
+// Packed experts with few rows take few_rows_experts (sm90_packed_experts.cu) instead of experts.
+bool experts_have_few_rows(const ExpertsProblem& problem);
+cudaError_t few_rows_experts(cudaStream_t stream, const ExpertsProblem& problem, const ExpertsScratch& scratch);
 // Whether slices of experts' products stand in blocks of their own (ExpertsProblem::split).
 bool splits_expert_slices(int64_t rows, int64_t top, int terms);
 cudaError_t experts(cudaStream_t stream, const ExpertsProblem& problem, const ExpertsScratch& scratch);
@@ -174,6 +230,11 @@ struct SpanTable {
 cudaError_t kda(cudaStream_t stream, const KdaShape& shape, const KdaWeights& weights, const KdaInputs& inputs,
                 const KdaState& state, const SpanTable& spans, float* side, float* out);
 
+// Spans of one row each (sm90_kda_row.cu), if the shape fits.
+bool kda_takes_rows(const KdaShape& shape, const Span* spans, int64_t count);
+cudaError_t kda_rows(cudaStream_t stream, const KdaShape& shape, const KdaWeights& weights, const KdaInputs& inputs,
+                     const KdaState& state, const SpanTable& spans, float* out);
+
 // ---- attention.cu ---------------------------------------------------------------------------------------------------
 cudaError_t append_latents(cudaStream_t stream, const IndexShape& shape, int64_t latent_width, const float* latents,
                            const float* keys, const float* gates, const float* ape, const SpanTable& spans,
@@ -183,6 +244,12 @@ cudaError_t append_latents(cudaStream_t stream, const IndexShape& shape, int64_t
 cudaError_t select_pools(cudaStream_t stream, const IndexShape& shape, const float* q, const float* head_weights,
                          const SpanTable& spans, int64_t first, int64_t count, int64_t most_pools,
                          const LatentCache& cache, float* scores, int64_t stride, const Selection& selection);
+// Few rows (sm90_attention_groups.cu), with working memory.
+bool attends_by_groups(const IndexShape& shape, int64_t rows, int64_t width);
+int64_t attention_group_floats(const IndexShape& shape, int64_t rows, int64_t heads, int64_t width);
+cudaError_t attend_groups(cudaStream_t stream, const IndexShape& shape, int64_t heads, int64_t width, float scale,
+                          const float* q, const SpanTable& spans, const LatentCache& cache, const Selection& selection,
+                          float* working, float* out);
 cudaError_t sparse_attention(cudaStream_t stream, const IndexShape& shape, int64_t heads, int64_t latent_width,
                              float scale, const float* q, const SpanTable& spans, const LatentCache& cache,
                              const Selection& selection, float* out);

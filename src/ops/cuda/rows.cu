@@ -1,7 +1,9 @@
 // Norms, activations, hyper-connections, router and argmax: one block a row, or one thread an element. The order of
 // sums and so the bits are the CPU backend's. All of them are bound by the bytes of their rows.
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/launch.h"
 #include "ops/cuda/math.cuh"
+#include "ops/cuda/ptx/dependency.cuh"
 #include "ops/cuda/sums.cuh"
 #include "ops/cuda/weights.cuh"
 
@@ -20,6 +22,8 @@ __device__ float inverse_root(float sum_of_squares, int64_t n, float epsilon) {
 }
 
 __global__ void embed_kernel(Weights table, const int32_t* ids, int64_t rows, int64_t streams, float* out) {
+  ptx::let_next_start();
+  ptx::wait_for_previous();
   const int64_t i = thread_index();
   if (i >= rows * table.columns) return;
   const int64_t row = i / table.columns, k = i % table.columns;
@@ -31,6 +35,8 @@ __global__ void embed_kernel(Weights table, const int32_t* ids, int64_t rows, in
 }
 
 __global__ void gather_kernel(const float* from, const int32_t* rows, int64_t width, float* to) {
+  ptx::let_next_start();
+  ptx::wait_for_previous();
   from += int64_t{rows[blockIdx.x]} * width;
   to += int64_t{blockIdx.x} * width;
   for (int64_t k = threadIdx.x; k < width; k += kThreads) to[k] = from[k];
@@ -38,6 +44,8 @@ __global__ void gather_kernel(const float* from, const int32_t* rows, int64_t wi
 
 __global__ void rms_norm_kernel(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t width,
                                 float* y, int64_t y_stride) {
+  ptx::let_next_start();
+  ptx::wait_for_previous();
   __shared__ float shared[16];
   x += blockIdx.x * x_stride;
   y += blockIdx.x * y_stride;
@@ -48,6 +56,8 @@ __global__ void rms_norm_kernel(const float* x, int64_t x_stride, const float* w
 
 __global__ void layer_norm_kernel(const float* x, const float* weight, const float* bias, float epsilon, int64_t width,
                                   float* y) {
+  ptx::let_next_start();
+  ptx::wait_for_previous();
   __shared__ float shared[16];
   x += blockIdx.x * width;
   y += blockIdx.x * width;
@@ -61,11 +71,15 @@ __global__ void layer_norm_kernel(const float* x, const float* weight, const flo
 }
 
 __global__ void add_kernel(const float* x, int64_t count, float* y) {
+  ptx::let_next_start();
+  ptx::wait_for_previous();
   const int64_t i = thread_index();
   if (i < count) y[i] = y[i] + x[i];
 }
 
 __global__ void swiglu_kernel(const float* gate, const float* up, float limit, int64_t count, float* h) {
+  ptx::let_next_start();
+  ptx::wait_for_previous();
   const int64_t i = thread_index();
   if (i < count) h[i] = swiglu_of(gate[i], up[i], limit);
 }
@@ -139,6 +153,8 @@ __global__ void hyper_maps_kernel(HyperShape shape, const float* base, const flo
 
 template <int kStreams>
 __global__ void hyper_leave_kernel(HyperShape shape, const float* maps, const float* y, int64_t rows, float* streams) {
+  ptx::let_next_start();
+  ptx::wait_for_previous();
   const int64_t i = thread_index(), width = shape.width;
   if (i >= rows * width) return;
   const int64_t row = i / width, k = i % width;
@@ -157,6 +173,8 @@ __global__ void hyper_leave_kernel(HyperShape shape, const float* maps, const fl
 }
 
 __global__ void hyper_mean_kernel(HyperShape shape, const float* streams, int64_t rows, float* h) {
+  ptx::let_next_start();
+  ptx::wait_for_previous();
   const int64_t i = thread_index(), width = shape.width;
   if (i >= rows * width) return;
   const float* x = streams + i / width * shape.streams * width + i % width;
@@ -226,16 +244,89 @@ __global__ void route_kernel(const float* logits, const float* bias, int64_t exp
   for (int64_t slot = threadIdx.x; slot < top; slot += kThreads) weights[slot] = weights[slot] / sum * scale;
 }
 
-__global__ void argmax_kernel(const float* logits, int64_t stride, int64_t limit, int32_t* ids) {
-  __shared__ Candidate shared[kThreads / 32];
-  logits += blockIdx.x * stride;
-  Candidate best{0.0f, -1};
-  for (int64_t i = threadIdx.x; i < limit; i += kThreads) {
-    const Candidate candidate{logits[i], i};
-    if (candidate.beats(best)) best = candidate;
+// A float as an integer of the same order (both zeros one, NaN least), over the index turned round: the larger wins.
+__device__ uint64_t ranked(float key, uint32_t index) {
+  const uint32_t bits = __float_as_uint(key == 0.0f ? 0.0f : key);
+  const uint32_t order = isnan(key) ? 0 : (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
+  return uint64_t{order} << 32 | (0xffffffffu - index);
+}
+
+__device__ uint64_t warp_largest(uint64_t own) {
+  for (int step = 16; step > 0; step /= 2) {
+    const uint64_t other = __shfl_xor_sync(0xffffffffu, own, step);
+    own = other > own ? other : own;
   }
-  best = block_winner(best, shared);
-  if (threadIdx.x == 0) ids[blockIdx.x] = best.index < 0 || isnan(best.key) ? 0 : static_cast<int32_t>(best.index);
+  return own;
+}
+
+// One warp a row, kLaneExperts experts a lane in registers.
+template <int kLaneExperts>
+__global__ void route_few_kernel(const float* logits, const float* bias, int experts, int top, float scale,
+                                 int32_t* chosen, float* weights) {
+  ptx::let_next_start();
+  ptx::wait_for_previous();
+  const int lane = threadIdx.x;
+  logits += int64_t{blockIdx.x} * experts;
+  chosen += int64_t{blockIdx.x} * top;
+  weights += int64_t{blockIdx.x} * top;
+  uint64_t keys[kLaneExperts];
+#pragma unroll
+  for (int i = 0; i < kLaneExperts; ++i) {
+    const int e = i * 32 + lane;
+    keys[i] = 0;
+    if (e >= experts) continue;
+    const float score = sigmoid_of(logits[e]);
+    keys[i] = ranked(bias == nullptr ? score : score + bias[e], static_cast<uint32_t>(e));
+  }
+  float sum = 0.0f;
+  for (int slot = 0; slot < top; ++slot) {
+    uint64_t best = 0;
+#pragma unroll
+    for (int i = 0; i < kLaneExperts; ++i) best = keys[i] > best ? keys[i] : best;
+    best = warp_largest(best);
+#pragma unroll
+    for (int i = 0; i < kLaneExperts; ++i)
+      if (keys[i] == best) keys[i] = 0;
+    const auto e = static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(best));
+    const float score = sigmoid_of(logits[e]);
+    if (lane == 0) chosen[slot] = e, weights[slot] = score;
+    sum = slot == 0 ? score : sum + score;
+  }
+  sum = sum + 1e-20f;
+  __syncwarp();
+  for (int slot = lane; slot < top; slot += 32) weights[slot] = weights[slot] / sum * scale;
+}
+
+constexpr int kArgmaxBlocks = 32;
+
+// best [rows][kArgmaxBlocks]
+__global__ void argmax_part_kernel(const float* logits, int64_t stride, int64_t limit, uint64_t* best) {
+  __shared__ uint64_t warps[kThreads / 32];
+  ptx::let_next_start();
+  ptx::wait_for_previous();
+  const int64_t row = blockIdx.x / kArgmaxBlocks, block = blockIdx.x % kArgmaxBlocks;
+  logits += row * stride;
+  uint64_t own = 0;
+  for (int64_t i = block * kThreads + threadIdx.x; i < limit; i += kArgmaxBlocks * kThreads) {
+    const uint64_t candidate = ranked(logits[i], static_cast<uint32_t>(i));
+    own = candidate > own ? candidate : own;
+  }
+  own = warp_largest(own);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = own;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int warp = 1; warp < kThreads / 32; ++warp) own = warps[warp] > own ? warps[warp] : own;
+  best[blockIdx.x] = own;
+}
+
+__global__ void argmax_kernel(const uint64_t* best, int32_t* ids) {
+  ptx::let_next_start();
+  ptx::wait_for_previous();
+  static_assert(kArgmaxBlocks == 32);
+  const uint64_t own = warp_largest(best[blockIdx.x * kArgmaxBlocks + threadIdx.x]);
+  // NaN never wins: 0 where there is nothing else.
+  if (threadIdx.x == 0)
+    ids[blockIdx.x] = own >> 32 == 0 ? 0 : static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(own));
 }
 
 }  // namespace
@@ -252,42 +343,37 @@ bool kernels_run_on(int device) {
 cudaError_t embed(cudaStream_t stream, const Weights& table, const int32_t* ids, int64_t rows, int64_t streams,
                   float* out) {
   if (rows == 0) return cudaSuccess;
-  embed_kernel<<<blocks_for(rows * table.columns), kThreads, 0, stream>>>(table, ids, rows, streams, out);
-  return cudaGetLastError();
+  return launch(embed_kernel, blocks_for(rows * table.columns), kThreads, 0, stream, table, ids, rows, streams, out);
 }
 
 cudaError_t gather(cudaStream_t stream, const float* from, const int32_t* rows, int64_t count, int64_t width,
                    float* to) {
   if (count == 0) return cudaSuccess;
-  gather_kernel<<<static_cast<unsigned>(count), kThreads, 0, stream>>>(from, rows, width, to);
-  return cudaGetLastError();
+  return launch(gather_kernel, static_cast<unsigned>(count), kThreads, 0, stream, from, rows, width, to);
 }
 
 cudaError_t rms_norm(cudaStream_t stream, const float* x, int64_t x_stride, const float* weight, float epsilon,
                      int64_t rows, int64_t width, float* y, int64_t y_stride) {
   if (rows == 0) return cudaSuccess;
-  rms_norm_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(x, x_stride, weight, epsilon, width, y,
-                                                                        y_stride);
-  return cudaGetLastError();
+  return launch(rms_norm_kernel, static_cast<unsigned>(rows), kThreads, 0, stream, x, x_stride, weight, epsilon, width,
+                y, y_stride);
 }
 
 cudaError_t layer_norm(cudaStream_t stream, const float* x, const float* weight, const float* bias, float epsilon,
                        int64_t rows, int64_t width, float* y) {
   if (rows == 0) return cudaSuccess;
-  layer_norm_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(x, weight, bias, epsilon, width, y);
-  return cudaGetLastError();
+  return launch(layer_norm_kernel, static_cast<unsigned>(rows), kThreads, 0, stream, x, weight, bias, epsilon, width,
+                y);
 }
 
 cudaError_t add(cudaStream_t stream, const float* x, int64_t count, float* y) {
   if (count == 0) return cudaSuccess;
-  add_kernel<<<blocks_for(count), kThreads, 0, stream>>>(x, count, y);
-  return cudaGetLastError();
+  return launch(add_kernel, blocks_for(count), kThreads, 0, stream, x, count, y);
 }
 
 cudaError_t swiglu(cudaStream_t stream, const float* gate, const float* up, float limit, int64_t count, float* h) {
   if (count == 0) return cudaSuccess;
-  swiglu_kernel<<<blocks_for(count), kThreads, 0, stream>>>(gate, up, limit, count, h);
-  return cudaGetLastError();
+  return launch(swiglu_kernel, blocks_for(count), kThreads, 0, stream, gate, up, limit, count, h);
 }
 
 cudaError_t hyper_maps(cudaStream_t stream, const HyperShape& shape, const float* base, const float* scale,
@@ -303,21 +389,21 @@ cudaError_t hyper_leave(cudaStream_t stream, const HyperShape& shape, const floa
   if (rows == 0) return cudaSuccess;
   const unsigned blocks = blocks_for(rows * shape.width);
   if (shape.streams == 4)
-    hyper_leave_kernel<4><<<blocks, kThreads, 0, stream>>>(shape, maps, y, rows, streams);
-  else
-    hyper_leave_kernel<0><<<blocks, kThreads, 0, stream>>>(shape, maps, y, rows, streams);
-  return cudaGetLastError();
+    return launch(hyper_leave_kernel<4>, blocks, kThreads, 0, stream, shape, maps, y, rows, streams);
+  return launch(hyper_leave_kernel<0>, blocks, kThreads, 0, stream, shape, maps, y, rows, streams);
 }
 
 cudaError_t hyper_mean(cudaStream_t stream, const HyperShape& shape, const float* streams, int64_t rows, float* h) {
   if (rows == 0) return cudaSuccess;
-  hyper_mean_kernel<<<blocks_for(rows * shape.width), kThreads, 0, stream>>>(shape, streams, rows, h);
-  return cudaGetLastError();
+  return launch(hyper_mean_kernel, blocks_for(rows * shape.width), kThreads, 0, stream, shape, streams, rows, h);
 }
 
 cudaError_t route(cudaStream_t stream, const float* logits, const float* bias, int64_t rows, int64_t experts,
                   int64_t top, float scale, int32_t* chosen, float* weights) {
   if (rows == 0) return cudaSuccess;
+  if (experts <= 32 * 12 && top <= experts)
+    return launch(route_few_kernel<12>, static_cast<unsigned>(rows), 32, 0, stream, logits, bias,
+                  static_cast<int>(experts), static_cast<int>(top), scale, chosen, weights);
   // 64 experts a thread and 48 KiB of shared memory.
   if (experts > 6000) return cudaErrorInvalidValue;
   route_kernel<<<static_cast<unsigned>(rows), kThreads, static_cast<size_t>(experts) * 8, stream>>>(
@@ -325,11 +411,16 @@ cudaError_t route(cudaStream_t stream, const float* logits, const float* bias, i
   return cudaGetLastError();
 }
 
-cudaError_t argmax(cudaStream_t stream, const float* logits, int64_t rows, int64_t stride, int64_t limit,
+int64_t argmax_working_bytes(int64_t rows) { return rows * kArgmaxBlocks * static_cast<int64_t>(sizeof(uint64_t)); }
+
+cudaError_t argmax(cudaStream_t stream, const float* logits, int64_t rows, int64_t stride, int64_t limit, void* working,
                    int32_t* ids) {
   if (rows == 0) return cudaSuccess;
-  argmax_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(logits, stride, limit, ids);
-  return cudaGetLastError();
+  auto* best = static_cast<uint64_t*>(working);
+  const cudaError_t error = launch(argmax_part_kernel, static_cast<unsigned>(rows * kArgmaxBlocks), kThreads, 0, stream,
+                                   logits, stride, limit, best);
+  if (error != cudaSuccess) return error;
+  return launch(argmax_kernel, static_cast<unsigned>(rows), 32, 0, stream, static_cast<const uint64_t*>(best), ids);
 }
 
 }  // namespace verbatim::ops::cuda

@@ -5,6 +5,7 @@
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/rounding.cuh"
 #include "ops/cuda/sm80_bf16_slice.cuh"
+#include "ops/cuda/sm80_packed_tile.cuh"
 #include "ops/cuda/sums.cuh"
 
 namespace verbatim::ops::cuda {
@@ -18,6 +19,8 @@ int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
 // Columns (places times terms of one expert) a tile takes: about what an expert is chosen for.
 int tile_columns(const ExpertsProblem& p) {
   const int64_t columns = p.rows * p.top * p.terms;
+  if (experts_have_few_rows(p)) return static_cast<int>(kFewRows);
+  if (p.packed) return columns <= 96 * p.experts ? 64 : 128;
   if (p.split) return columns <= 8 * p.experts ? 8 : 32;
   return columns <= 32 * p.experts ? 32 : 64;
 }
@@ -164,8 +167,10 @@ __global__ void hidden_kernel(ExpertsProblem p, ExpertsScratch s, int64_t stride
 
 // ---- products -------------------------------------------------------------------------------------------------------
 // blockIdx.y: 0 gate, 1 up; or down alone.
-template <int kN, bool kSplit>
-__global__ void __launch_bounds__(kTileThreads, kSplit ? (kN <= 16 ? 5 : 4) : 3)
+template <int kN, bool kSplit, bool kWide>
+__global__ void __launch_bounds__(kWide ? kWideThreads : kTileThreads, kWide    ? 1
+                                                                       : kSplit ? (kN <= 16 ? 5 : 4)
+                                                                                : 3)
     product_kernel(ExpertsProblem p, ExpertsScratch s, bool down, uint32_t slots, int slices, int run, int parts,
                    int64_t x_stride) {
   extern __shared__ __align__(16) std::byte shared[];
@@ -177,7 +182,8 @@ __global__ void __launch_bounds__(kTileThreads, kSplit ? (kN <= 16 ? 5 : 4) : 3)
   const auto slice = static_cast<int>(index % runs) * run;
   index /= runs;
   const auto part = static_cast<int>(index % static_cast<uint32_t>(parts));
-  const int64_t output = static_cast<int64_t>(index / static_cast<uint32_t>(parts)) * kTileOutputs;
+  const int64_t output =
+      static_cast<int64_t>(index / static_cast<uint32_t>(parts)) * (kWide ? kWideOutputs : kTileOutputs);
   const int32_t e = s.tile_expert[slot];
   const ExpertTable& expert = p.table[e];
   const bool up = blockIdx.y == 1;
@@ -202,7 +208,13 @@ __global__ void __launch_bounds__(kTileThreads, kSplit ? (kN <= 16 ? 5 : 4) : 3)
     c.raw = up ? s.up : s.gate;
     c.raw_stride = p.inner;
   }
-  if constexpr (kSplit) {
+  if constexpr (kWide) {
+    auto& there = *reinterpret_cast<WideShared<kN>*>(shared);
+    if (w.form == WeightForm::kBf16)
+      packed_tile<WeightForm::kBf16, kN>(w, c, output, s.tile_begin[slot], parts, part, 1.0f, there);
+    else
+      packed_tile<WeightForm::kNvfp4, kN>(w, c, output, s.tile_begin[slot], parts, part, 1.0f, there);
+  } else if constexpr (kSplit) {
     bf16_any_slices<kN>(w, c, output, s.tile_begin[slot], parts, part, slices, slice,
                         slice + run < slices ? slice + run : slices, shared);
   } else {
@@ -291,6 +303,15 @@ int64_t lay_out(const ExpertsProblem& p, char* base, ExpertsScratch* s) {
   take(s->tile_expert, slots);
   take(s->tile_begin, slots);
   take(s->tile_count, 1);
+  if (experts_have_few_rows(p)) {
+    const bool prepared = p.gate_by_place || p.up_by_place || p.down_by_place;
+    take(s->x_gate, prepared ? places * p.columns : 0);
+    take(s->x_up, prepared ? places * p.columns : 0);
+    take(s->hidden, prepared ? places * p.inner : 0);
+    take(s->hidden_float, places * p.inner);
+    take(s->down, p.parts * places * p.width);
+    return used;
+  }
   take(s->x_rows, p.gate_by_place && p.up_by_place ? 0 : p.terms * p.rows * stride_of(p.columns));
   take(s->x_gate, p.gate_by_place ? p.terms * places * stride_of(p.columns) : 0);
   take(s->x_up, p.up_by_place ? p.terms * places * stride_of(p.columns) : 0);
@@ -302,32 +323,36 @@ int64_t lay_out(const ExpertsProblem& p, char* base, ExpertsScratch* s) {
   return used;
 }
 
-template <int kN, bool kSplit>
+template <int kN, bool kSplit, bool kWide>
 cudaError_t launch_product(cudaStream_t stream, const ExpertsProblem& p, const ExpertsScratch& s, bool down) {
+  constexpr int kOutputs = kWide ? kWideOutputs : kTileOutputs;
   const int64_t slots = most_tiles(p);
   const int64_t slices = !kSplit ? 1 : down ? p.down_slices : p.inner_slices;
   const int parts = down ? p.parts : 1;
-  const int64_t own = slots * parts * tiles(down ? p.width : p.inner, kTileOutputs);
+  const int64_t own = slots * parts * tiles(down ? p.width : p.inner, kOutputs);
   const int run = slices_of_a_block(WeightForm::kNvfp4, down ? own : 2 * own, slices);
   const int64_t blocks = own * tiles(slices, run);
   const dim3 grid(static_cast<unsigned>(blocks), down ? 1 : 2);
-  constexpr size_t kBytes = kSplit ? sizeof(SliceShared<kN>) : sizeof(TileShared<kN>);
-  const cudaError_t error = cudaFuncSetAttribute(product_kernel<kN, kSplit>,
+  constexpr size_t kBytes = kWide ? sizeof(WideShared<kN>) : kSplit ? sizeof(SliceShared<kN>) : sizeof(TileShared<kN>);
+  const cudaError_t error = cudaFuncSetAttribute(product_kernel<kN, kSplit, kWide>,
                                                  cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
   if (error != cudaSuccess) return error;
-  product_kernel<kN, kSplit><<<grid, kTileThreads, kBytes, stream>>>(p, s, down, static_cast<uint32_t>(slots),
-                                                                     static_cast<int>(slices), run, parts,
-                                                                     stride_of(down ? p.inner : p.columns));
+  product_kernel<kN, kSplit, kWide><<<grid, kWide ? kWideThreads : kTileThreads, kBytes, stream>>>(
+      p, s, down, static_cast<uint32_t>(slots), static_cast<int>(slices), run, parts,
+      stride_of(down ? p.inner : p.columns));
   return cudaGetLastError();
 }
 
 cudaError_t launch_products(cudaStream_t stream, const ExpertsProblem& p, const ExpertsScratch& s, bool down) {
+  if (p.packed)
+    return tile_columns(p) == 64 ? launch_product<64, false, true>(stream, p, s, down)
+                                 : launch_product<128, false, true>(stream, p, s, down);
   if (p.has_bf16) {
     const int columns = tile_columns(p);
-    const cudaError_t error = p.split         ? columns == 8 ? launch_product<8, true>(stream, p, s, down)
-                                                             : launch_product<32, true>(stream, p, s, down)
-                                      : columns == 32 ? launch_product<32, false>(stream, p, s, down)
-                                              : launch_product<64, false>(stream, p, s, down);
+    const cudaError_t error = p.split         ? columns == 8 ? launch_product<8, true, false>(stream, p, s, down)
+                                                             : launch_product<32, true, false>(stream, p, s, down)
+                                      : columns == 32 ? launch_product<32, false, false>(stream, p, s, down)
+                                              : launch_product<64, false, false>(stream, p, s, down);
     if (error != cudaSuccess) return error;
   }
   if (p.has_f32) {

@@ -21,6 +21,7 @@ struct SliceShared {
 // True if slices of the matrix can be read sixteen bytes at a time: else bf16_tile takes them.
 __device__ inline bool slices_are_aligned(const Weights& w, int parts) {
   const int64_t length = w.columns / parts;
+  if (w.packed) return false;
   if (w.row_bytes % 16 != 0 || reinterpret_cast<uintptr_t>(w.data) % 16 != 0) return false;
   if (w.form == WeightForm::kBf16) return length % kTileStep == 0;
   return w.form == WeightForm::kNvfp4 && length % 128 == 0 && w.first_column_in_block == 0 &&

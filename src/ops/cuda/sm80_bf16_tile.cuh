@@ -39,7 +39,7 @@ __device__ __host__ inline int64_t slice_begin(const Weights& w, int64_t from, i
 template <WeightForm kForm>
 __device__ inline void load_weights(const Weights& w, int64_t row, int64_t k, int64_t end, uint32_t (&pairs)[16]) {
   const uint8_t* data = w.data + row * w.row_bytes;
-  const bool whole = row < w.rows && k + 32 <= end;
+  const bool whole = row < w.rows && k + 32 <= end && !w.packed;
   if constexpr (kForm == WeightForm::kBf16) {
     const uint8_t* from = data + 2 * k;
     if (whole && reinterpret_cast<uintptr_t>(from) % 16 == 0) {

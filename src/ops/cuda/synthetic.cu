@@ -13,10 +13,10 @@ constexpr int kThreads = 256, kBlock = 16;
 
 __device__ float element(const SyntheticMatrix& m, int64_t i) { return m.mean + m.spread * synthetic_number(m.key, i); }
 
-__global__ void bf16_kernel(SyntheticMatrix m, uint16_t* to, int64_t stride) {
+__global__ void bf16_kernel(SyntheticMatrix m, int64_t first, int64_t rows, uint16_t* to, int64_t stride) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= m.rows * m.columns) return;
-  to[i / m.columns * stride + i % m.columns] = static_cast<uint16_t>(bf16_bits(element(m, i)));
+  if (i >= rows * m.columns) return;
+  to[i / m.columns * stride + i % m.columns] = static_cast<uint16_t>(bf16_bits(element(m, first * m.columns + i)));
 }
 
 __global__ void largest_kernel(SyntheticMatrix m, uint32_t* largest) {
@@ -89,8 +89,10 @@ __global__ void read_kernel(const uint4* from, int64_t count, uint32_t* to) {
 
 }  // namespace
 
-cudaError_t synthesise_bf16(cudaStream_t stream, const SyntheticMatrix& m, void* to, int64_t row_bytes) {
-  bf16_kernel<<<blocks_for(m.rows * m.columns), kThreads, 0, stream>>>(m, static_cast<uint16_t*>(to), row_bytes / 2);
+cudaError_t synthesise_bf16(cudaStream_t stream, const SyntheticMatrix& m, int64_t first, int64_t rows, void* to,
+                            int64_t row_bytes) {
+  bf16_kernel<<<blocks_for(rows * m.columns), kThreads, 0, stream>>>(m, first, rows, static_cast<uint16_t*>(to),
+                                                                     row_bytes / 2);
   return cudaGetLastError();
 }
 

@@ -29,15 +29,37 @@ __device__ inline float e2m1_value(uint32_t code) {
   return __half2float(__ushort_as_half(half)) * 16384.0f;
 }
 
+// Where packed.cuh puts sixteen bytes: of the tile of `columns` columns that holds (row, k), and lane l of it.
+__device__ inline int64_t packed_lane(int64_t row, int64_t k, int64_t all_columns, int columns) {
+  const int64_t lane = row % 8 * 4 + k % 8 / 2;
+  return ((row / 16 * (all_columns / columns) + k / columns) * 32 + lane) * 16;
+}
+
 // Weight k of a row as float32: NVFP4 as code x block scale, FP8 as value x grid scale.
 template <WeightForm kForm>
 __device__ inline float weight_value(const Weights& w, int64_t row, int64_t k) {
   const uint8_t* data = w.data + row * w.row_bytes;
   if constexpr (kForm == WeightForm::kBf16) {
+    if (w.packed) {
+      const int64_t pair = row % 16 / 8 + k % 16 / 8 * 2;
+      const auto* lane = reinterpret_cast<const uint16_t*>(w.data + packed_lane(row, k, w.columns, 16));
+      return bf16_value(lane[pair * 2 + k % 2]);
+    }
     return bf16_value(reinterpret_cast<const uint16_t*>(data)[k]);
   } else if constexpr (kForm == WeightForm::kF32) {
     return reinterpret_cast<const float*>(data)[k];
   } else if constexpr (kForm == WeightForm::kNvfp4) {
+    if (w.packed) {
+      const auto pair = static_cast<int>(row % 16 / 8 + k % 16 / 8 * 2);
+      const auto* words = reinterpret_cast<const uint32_t*>(w.data + packed_lane(row, k, w.columns, 64));
+      const uint32_t half = words[k % 64 / 16] >> (k % 2 * 16);
+      const uint32_t at = pair == 3 ? 14 : 15 - 3 * pair, high = pair == 3 ? 13 : 8 - 3 * pair;
+      const uint32_t low = pair == 3 ? 10 : 6 - 3 * pair;
+      const uint32_t code = (half >> at & 1) << 3 | (half >> high & 1) << 2 | (half >> low & 3);
+      const uint8_t scale =
+          w.block_scale[(row / 16 * (w.columns / 64) + k / 64) * 64 + row % 8 * 8 + row % 16 / 8 * 4 + k % 64 / 16];
+      return e2m1_value(code) * e4m3_value(scale);
+    }
     const uint32_t byte = data[k / 2];
     const uint32_t scale = w.block_scale[row * w.block_scale_stride + (w.first_column_in_block + k) / 16];
     return e2m1_value(k % 2 == 0 ? byte & 15 : byte >> 4) * e4m3_value(scale);

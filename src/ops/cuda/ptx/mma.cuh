@@ -28,4 +28,9 @@ __device__ inline void mma_m16n8k16_bf16(float (&c)[4], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+__device__ inline void mma_m16n8k16_bf16(float (&c)[4], const uint32_t (&a)[4], uint2 b) {
+  const uint32_t both[2] = {b.x, b.y};
+  mma_m16n8k16_bf16(c, a, both);
+}
+
 }  // namespace verbatim::ops::cuda::ptx

@@ -1,0 +1,237 @@
+// Sparse attention of few rows: a block takes one group of 64 tokens and sixteen heads of a row, so that one row fills
+// the device; a second launch merges the groups left to right. The order of sums is that of ops.h, the bits are those
+// of attention.cu. Bytes: the visible latents, from memory once and from the second-level cache twice for each sixteen
+// heads. Shared memory: 16 (width + 64) floats, 37 KB at width 512.
+#include "ops/cuda/kernels.h"
+#include "ops/cuda/launch.h"
+#include "ops/cuda/math.cuh"
+#include "ops/cuda/ptx/dependency.cuh"
+#include "ops/cuda/spans.cuh"
+#include "ops/cuda/sums.cuh"
+
+namespace verbatim::ops::cuda {
+
+namespace {
+
+constexpr int kThreads = 256, kGroups = kThreads / 16, kHeads = 16, kTokens = 64, kOwnTokens = kTokens / kGroups;
+constexpr int kDots = kHeads * kOwnTokens;
+
+struct Problem {
+  IndexShape shape;
+  int64_t heads, width;
+  float scale;
+  const float* q;
+  SpanTable spans;
+  LatentCache cache;
+  Selection selection;
+  float* sums;   // [rows][groups][heads][width]
+  float* stats;  // [rows][groups][heads][2]: maximum, sum of weights
+  float* out;
+  int64_t groups, head_tiles;
+};
+
+// Tokens that the row sees, and how many of them its pools hold.
+__device__ int64_t tokens_of(const Problem& p, const Row& at, int64_t* in_pools) {
+  *in_pools = p.selection.counts[at.row] * p.shape.pool;
+  const int64_t tail = (at.position + 1) / p.shape.pool * p.shape.pool;
+  return *in_pools + (p.shape.always_select_tail ? at.position + 1 - tail : 0);
+}
+
+// lane_tree of kCount sums at once: afterwards lane l holds the totals of sums l % 16 / 8 ..., in sums[0 .. kCount/16 -
+// 1]. A lane gives half of its sums to its partner and keeps the other half, four times.
+template <int kCount>
+__device__ void reduce(float (&sums)[kCount]) {
+  const int lane = threadIdx.x % 16;
+#pragma unroll
+  for (int level = 0, count = kCount; level < 4; ++level, count /= 2) {
+    const int step = 8 >> level;
+    const bool upper = (lane & step) != 0;
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+      if (i >= count / 2) break;
+      const float given = upper ? sums[i] : sums[i + count / 2], kept = upper ? sums[i + count / 2] : sums[i];
+      sums[i] = kept + __shfl_xor_sync(0xffffffffu, given, step);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads, 2) group_kernel(const __grid_constant__ Problem p) {
+  extern __shared__ __align__(16) float memory[];
+  __shared__ const float* latents[kTokens];
+  __shared__ float weights[kTokens][kHeads];
+  float* query = memory;  // [kHeads][width]
+  ptx::let_next_start();
+  ptx::wait_for_previous();
+  uint32_t index = blockIdx.x;
+  const int64_t first_head = index % p.head_tiles * kHeads;
+  index /= static_cast<uint32_t>(p.head_tiles);
+  const int64_t group_index = index % p.groups, row = index / p.groups;
+  const Row at = row_at(p.spans, row);
+  int64_t in_pools = 0;
+  const int64_t tokens = tokens_of(p, at, &in_pools), begin = group_index * kTokens, width = p.width;
+  if (begin >= tokens) return;
+  const auto count = static_cast<int>(tokens - begin < kTokens ? tokens - begin : kTokens);
+  const int64_t own_heads = p.heads - first_head < kHeads ? p.heads - first_head : kHeads;
+  const float* asked = p.q + (row * p.heads + first_head) * width;
+  const int thread = threadIdx.x, group = thread / 16, lane = thread % 16;
+  for (int64_t i = thread; i < kHeads * width; i += kThreads) query[i] = i < own_heads * width ? asked[i] : 0.0f;
+  if (thread < kTokens) {
+    const int64_t rank = begin + (thread < count ? thread : 0), pool = p.shape.pool;
+    const int32_t* pools = p.selection.pools + row * (p.shape.top / p.shape.pool);
+    const int64_t tail = (at.position + 1) / pool * pool;
+    latents[thread] =
+        latent_row(p.shape, p.cache, at,
+                   rank < in_pools ? int64_t{pools[rank / pool]} * pool + rank % pool : tail + rank - in_pools, width);
+  }
+  __syncthreads();
+
+  // Sixteen threads take four tokens and all heads; sum head * 4 + token.
+  float dots[kDots / 16];
+  for (int64_t from = 0; from < width; from += kSumSlice) {
+    const int64_t to = from + kSumSlice < width ? from + kSumSlice : width;
+    float sums[kDots] = {};
+#pragma unroll 4
+    for (int64_t c = from + lane; c < to; c += 16) {
+      float values[kOwnTokens];
+#pragma unroll
+      for (int t = 0; t < kOwnTokens; ++t) values[t] = latents[group * kOwnTokens + t][c];
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        const float value = query[h * width + c];
+#pragma unroll
+        for (int t = 0; t < kOwnTokens; ++t)
+          sums[h * kOwnTokens + t] = fmaf(value, values[t], sums[h * kOwnTokens + t]);
+      }
+    }
+    reduce(sums);
+#pragma unroll
+    for (int i = 0; i < kDots / 16; ++i) dots[i] = from == 0 ? sums[i] : dots[i] + sums[i];
+  }
+  {
+    // Which sums this lane kept: the lane's bits from the top choose halves.
+    const int first = (lane & 8 ? kDots / 2 : 0) + (lane & 4 ? kDots / 4 : 0) + (lane & 2 ? kDots / 8 : 0) +
+                      (lane & 1 ? kDots / 16 : 0);
+#pragma unroll
+    for (int i = 0; i < kDots / 16; ++i) {
+      const int head = (first + i) / kOwnTokens, token = group * kOwnTokens + (first + i) % kOwnTokens;
+      weights[token][head] = token < count ? dots[i] * p.scale : -INFINITY;
+    }
+  }
+  __syncthreads();
+  {
+    // A head each sixteen threads.
+    float scores[kTokens / 16];
+#pragma unroll
+    for (int i = 0; i < kTokens / 16; ++i) scores[i] = weights[i * 16 + lane][group];
+    float most = scores[0];
+#pragma unroll
+    for (int i = 1; i < kTokens / 16; ++i) most = scores[i] > most ? scores[i] : most;
+    for (int step = 8; step > 0; step /= 2) {
+      const float other = __shfl_xor_sync(0xffffffffu, most, step);
+      most = other > most ? other : most;
+    }
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kTokens / 16; ++i) {
+      scores[i] = exp_of(scores[i] - most);
+      sum = sum + scores[i];
+    }
+    sum = lane_tree(sum);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kTokens / 16; ++i) weights[i * 16 + lane][group] = scores[i];
+    if (lane == 0 && group < own_heads) {
+      float* stats = p.stats + ((row * p.groups + group_index) * p.heads + first_head + group) * 2;
+      stats[0] = most;
+      stats[1] = sum;
+    }
+  }
+  __syncthreads();
+  float* to = p.sums + ((row * p.groups + group_index) * p.heads + first_head) * width;
+  for (int64_t c = 2 * thread; c < width; c += 2 * kThreads) {
+    float2 sums[kHeads] = {};
+#pragma unroll 4
+    for (int k = 0; k < count; ++k) {
+      const float2 value = *reinterpret_cast<const float2*>(latents[k] + c);
+#pragma unroll
+      for (int h = 0; h < kHeads; h += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(&weights[k][h]);
+        const float own[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          sums[h + j].x = fmaf(own[j], value.x, sums[h + j].x);
+          sums[h + j].y = fmaf(own[j], value.y, sums[h + j].y);
+        }
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h)
+      if (h < own_heads) *reinterpret_cast<float2*>(to + h * width + c) = sums[h];
+  }
+}
+
+constexpr int kMergeThreads = 128, kMostGroups = 1024;
+
+// One head of a row.
+__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ Problem p) {
+  __shared__ float keep[kMostGroups], factor[kMostGroups];
+  __shared__ float total;
+  ptx::let_next_start();
+  ptx::wait_for_previous();
+  const int64_t row = blockIdx.x / p.heads, head = blockIdx.x % p.heads, width = p.width;
+  const Row at = row_at(p.spans, row);
+  int64_t in_pools = 0;
+  const auto groups = static_cast<int>((tokens_of(p, at, &in_pools) + kTokens - 1) / kTokens);
+  for (int g = threadIdx.x; g < groups; g += kMergeThreads) {
+    const float* stats = p.stats + ((row * p.groups + g) * p.heads + head) * 2;
+    keep[g] = stats[0], factor[g] = stats[1];
+  }
+  __syncthreads();
+  if (threadIdx.x == 0 && groups > 0) {
+    float maximum = keep[0], sum = factor[0];
+    for (int g = 1; g < groups; ++g) {
+      const float both = max_of(maximum, keep[g]), own = exp_of(keep[g] - both), before = exp_of(maximum - both);
+      sum = fmaf(factor[g], own, sum * before);
+      maximum = both;
+      keep[g] = before;
+      factor[g] = own;
+    }
+    total = sum;
+  }
+  __syncthreads();
+  for (int64_t c = threadIdx.x; c < width; c += kMergeThreads) {
+    const float* from = p.sums + (row * p.groups * p.heads + head) * width + c;
+    float sum = groups > 0 ? from[0] : 0.0f;
+#pragma unroll 8
+    for (int g = 1; g < groups; ++g) sum = fmaf(from[g * p.heads * width], factor[g], sum * keep[g]);
+    p.out[(row * p.heads + head) * width + c] = groups > 0 ? sum / total : 0.0f;
+  }
+}
+
+}  // namespace
+
+int64_t attention_groups(const IndexShape& shape) { return (shape.top + shape.pool - 1 + kTokens - 1) / kTokens; }
+
+bool attends_by_groups(const IndexShape& shape, int64_t rows, int64_t width) {
+  return rows <= 64 && width % kSumSlice == 0 && attention_groups(shape) <= kMostGroups;
+}
+
+int64_t attention_group_floats(const IndexShape& shape, int64_t rows, int64_t heads, int64_t width) {
+  return rows * attention_groups(shape) * heads * (width + 2);
+}
+
+cudaError_t attend_groups(cudaStream_t stream, const IndexShape& shape, int64_t heads, int64_t width, float scale,
+                          const float* q, const SpanTable& spans, const LatentCache& cache, const Selection& selection,
+                          float* working, float* out) {
+  if (spans.rows == 0 || heads == 0) return cudaSuccess;
+  Problem p{shape, heads, width, scale, q, spans, cache, selection, working, nullptr, out, attention_groups(shape), 0};
+  p.head_tiles = (heads + kHeads - 1) / kHeads;
+  p.stats = working + spans.rows * p.groups * heads * width;
+  const auto bytes = static_cast<size_t>(kHeads * width) * sizeof(float);
+  const cudaError_t error =
+      launch(group_kernel, static_cast<unsigned>(spans.rows * p.groups * p.head_tiles), kThreads, bytes, stream, p);
+  if (error != cudaSuccess) return error;
+  return launch(merge_kernel, static_cast<unsigned>(spans.rows * heads), kMergeThreads, 0, stream, p);
+}
+
+}  // namespace verbatim::ops::cuda

@@ -1,0 +1,217 @@
+// Hyper-connection sites of four streams, widths a multiple of 256, in float32 and the CPU's order and bits. Two
+// launches a site. The first leaves the site before, if there is one, and takes the dots of every slice of 256: a block
+// owns 256 columns of all four streams, so that it may write them. The second adds the slices, makes the maps (one warp
+// does the 4 x 4 normalisation while the others go on), collapses and norms. Bytes: fn (0.8 MB) and the streams.
+#include "ops/cuda/launch.h"
+#include "ops/cuda/math.cuh"
+#include "ops/cuda/ptx/barrier.cuh"
+#include "ops/cuda/ptx/dependency.cuh"
+#include "ops/cuda/sums.cuh"
+#include "ops/cuda/weights.cuh"
+
+namespace verbatim::ops::cuda {
+
+namespace {
+
+constexpr int kStreams = 4, kMaps = (2 + kStreams) * kStreams, kDots = kMaps + 1, kDotThreads = 1024;
+constexpr int kEnterThreads = 256, kSinkhornThreads = 32;
+
+struct Leaving {
+  const float* maps;  // of the site before; null: nothing to leave
+  const float* y;
+};
+
+// partials [rows][kDots][slices]: the 24 dots of fn, and the sum of squares.
+template <bool kFloat>
+__global__ void __launch_bounds__(kDotThreads)
+    dots_kernel(Weights fn, Leaving leaving, int64_t width, float* streams, float* partials) {
+  __shared__ float x[kStreams][kSumSlice];
+  const auto blocks = static_cast<uint32_t>(width / kSumSlice);
+  const int64_t row = blockIdx.x / blocks, first = int64_t{blockIdx.x % blocks} * kSumSlice;
+  const int thread = threadIdx.x, group = thread / 16, lane = thread % 16;
+  // The weights of this group's first dots, before the launch in front has ended.
+  constexpr int kGroups = kDotThreads / 16, kTasks = kStreams * kDots, kRounds = (kTasks + kGroups - 1) / kGroups;
+  float weights[kRounds][16];
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round) {
+    const int task = group + round * kGroups, dot = task / kStreams, stream = task % kStreams;
+    if (task >= kStreams * kMaps) continue;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int64_t k = stream * width + first + i * 16 + lane;
+      weights[round][i] = kFloat ? reinterpret_cast<const float*>(fn.data + dot * fn.row_bytes)[k]
+                                 : bf16_value(reinterpret_cast<const uint16_t*>(fn.data + dot * fn.row_bytes)[k]);
+    }
+  }
+  ptx::let_next_start();
+  ptx::wait_for_previous();
+  if (thread < kSumSlice) {
+    float* own = streams + row * kStreams * width + first + thread;
+    float old[kStreams];
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) old[s] = own[s * width];
+    if (leaving.maps == nullptr) {
+#pragma unroll
+      for (int s = 0; s < kStreams; ++s) x[s][thread] = old[s];
+    } else {
+      const float* post = leaving.maps + row * kMaps + kStreams;
+      const float* comb = post + kStreams;
+      const float added = leaving.y[row * width + first + thread];
+#pragma unroll
+      for (int j = 0; j < kStreams; ++j) {
+        float mixed = comb[j] * old[0];
+#pragma unroll
+        for (int s = 1; s < kStreams; ++s) mixed = fmaf(comb[s * kStreams + j], old[s], mixed);
+        mixed = fmaf(post[j], added, mixed);
+        x[j][thread] = mixed;
+        own[j * width] = mixed;
+      }
+    }
+  }
+  __syncthreads();
+  const auto slices = static_cast<int64_t>(kStreams) * blocks;
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round) {
+    const int task = group + round * kGroups, dot = task / kStreams, stream = task % kStreams;
+    float sum = 0.0f;
+    if (task < kTasks) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const float value = x[stream][i * 16 + lane];
+        sum = fmaf(dot < kMaps ? weights[round][i] : value, value, sum);
+      }
+    }
+    sum = lane_tree(sum);
+    if (task < kTasks && lane == 0) partials[(row * kDots + dot) * slices + stream * blocks + first / kSumSlice] = sum;
+  }
+}
+
+__global__ void __launch_bounds__(kEnterThreads + kSinkhornThreads)
+    maps_kernel(HyperShape shape, const float* base, const float* scale, const float* norm, const float* streams,
+                const float* partials, float* maps, float* h) {
+  __shared__ float dots[kDots], map[kMaps], sums[kEnterThreads / 16];
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int64_t row = blockIdx.x, width = shape.width;
+  const auto slices = static_cast<int>(kStreams * width / kSumSlice);
+  ptx::let_next_start();
+  ptx::wait_for_previous();
+  streams += row * kStreams * width;
+  h += row * width;
+  // A warp takes a dot at a time: a slice a lane, added left to right.
+  for (int dot = warp; dot < kDots; dot += (kEnterThreads + kSinkhornThreads) / 32) {
+    const float* own = partials + (row * kDots + dot) * slices;
+    float sum = 0.0f;
+    for (int begin = 0; begin < slices; begin += 32) {
+      const float mine = begin + lane < slices ? own[begin + lane] : 0.0f;
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const float next = __shfl_sync(0xffffffffu, mine, i);
+        if (begin + i < slices) sum = begin + i == 0 ? next : sum + next;
+      }
+    }
+    if (lane == 0) dots[dot] = sum;
+  }
+  __syncthreads();
+  if (thread < kMaps) {
+    const float inverse = 1.0f / sqrtf(dots[kMaps] / static_cast<float>(kStreams * width) + shape.norm_epsilon);
+    const int group = thread / kStreams < 2 ? thread / kStreams : 2;
+    float value = dots[thread] * inverse * scale[group] + base[thread];
+    if (group < 2) value = sigmoid_of(value);
+    if (group == 0) value = value + shape.epsilon;
+    if (group == 1) value = value * 2.0f;
+    map[thread] = value;
+    if (group < 2) maps[row * kMaps + thread] = value;
+  }
+  __syncthreads();
+  if (thread >= kEnterThreads) {
+    // Lane l of sixteen holds element (l / 4, l % 4); the upper half repeats the lower.
+    const int i = lane % 16, at = i / 4 * 4;
+    float value = map[2 * kStreams + i];
+    const auto row_of = [&](int j) { return __shfl_sync(0xffffffffu, value, at + j); };
+    const auto column_of = [&](int j) { return __shfl_sync(0xffffffffu, value, j * 4 + i % 4); };
+    float most = row_of(0);
+#pragma unroll
+    for (int j = 1; j < kStreams; ++j) {
+      const float other = row_of(j);
+      most = most < other ? other : most;
+    }
+    value = exp_of(value - most);
+    const auto divide = [&](bool by_rows, float epsilon, float added) {
+      const float a = by_rows ? row_of(0) : column_of(0), b = by_rows ? row_of(1) : column_of(1);
+      const float c = by_rows ? row_of(2) : column_of(2), d = by_rows ? row_of(3) : column_of(3);
+      value = value / (a + b + c + d + epsilon);
+      value = value + added;
+    };
+    divide(true, 0.0f, shape.epsilon);
+    divide(false, shape.epsilon, 0.0f);
+    for (int round = 1; round < shape.sinkhorn_iterations; ++round) {
+      divide(true, shape.epsilon, 0.0f);
+      divide(false, shape.epsilon, 0.0f);
+    }
+    if (lane < 16) maps[row * kMaps + 2 * kStreams + i] = value;
+    return;
+  }
+  // Collapse by slices, sixteen threads each, and the sum of squares of each slice.
+  const int group = thread / 16, part = thread % 16;
+  const auto collapsed_slices = static_cast<int>(width / kSumSlice);
+  float total = 0.0f;
+  for (int begin = 0; begin < collapsed_slices; begin += kEnterThreads / 16) {
+    float sum = 0.0f;
+    if (begin + group < collapsed_slices) {
+      const int64_t from = (begin + group) * kSumSlice + part;
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const int64_t k = from + i * 16;
+        float value = map[0] * streams[k];
+#pragma unroll
+        for (int s = 1; s < kStreams; ++s) value = fmaf(map[s], streams[s * width + k], value);
+        h[k] = value;
+        sum = fmaf(value, value, sum);
+      }
+    }
+    sum = lane_tree(sum);
+    ptx::synchronise_some<1, kEnterThreads>();
+    if (part == 0) sums[group] = sum;
+    ptx::synchronise_some<1, kEnterThreads>();
+    for (int i = 0; i < kEnterThreads / 16 && begin + i < collapsed_slices; ++i)
+      total = begin + i == 0 ? sums[0] : total + sums[i];
+  }
+  const float factor = 1.0f / sqrtf(total / static_cast<float>(width) + shape.norm_epsilon);
+  for (int begin = 0; begin < collapsed_slices; begin += kEnterThreads / 16) {
+    if (begin + group >= collapsed_slices) break;
+    const int64_t from = (begin + group) * kSumSlice + part;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int64_t k = from + i * 16;
+      h[k] = norm[k] * (h[k] * factor);
+    }
+  }
+}
+
+}  // namespace
+
+bool hyper_fits(const HyperShape& shape, const Weights& fn) {
+  return shape.streams == kStreams && shape.width % kSumSlice == 0 &&
+         (fn.form == WeightForm::kBf16 || fn.form == WeightForm::kF32);
+}
+
+int64_t hyper_partial_floats(const HyperShape& shape, int64_t rows) {
+  return rows * kDots * kStreams * shape.width / kSumSlice;
+}
+
+cudaError_t hyper_site(cudaStream_t stream, const HyperShape& shape, const Weights& fn, const float* base,
+                       const float* scale, const float* norm, const float* leaving_maps, const float* leaving_y,
+                       int64_t rows, float* streams, float* partials, float* maps, float* h) {
+  if (rows == 0) return cudaSuccess;
+  const auto blocks = static_cast<unsigned>(rows * (shape.width / kSumSlice));
+  const Leaving leaving{leaving_maps, leaving_y};
+  const cudaError_t error =
+      fn.form == WeightForm::kF32
+          ? launch(dots_kernel<true>, blocks, kDotThreads, 0, stream, fn, leaving, shape.width, streams, partials)
+          : launch(dots_kernel<false>, blocks, kDotThreads, 0, stream, fn, leaving, shape.width, streams, partials);
+  if (error != cudaSuccess) return error;
+  return launch(maps_kernel, static_cast<unsigned>(rows), kEnterThreads + kSinkhornThreads, 0, stream, shape, base,
+                scale, norm, static_cast<const float*>(streams), static_cast<const float*>(partials), maps, h);
+}
+
+}  // namespace verbatim::ops::cuda
