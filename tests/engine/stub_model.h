@@ -19,9 +19,10 @@ struct StubOptions {
   double step_s = 0;     // simulated time of a forward,
   double row_s = 0;      // of each of its rows,
   double draft_s = 0;    // and of a next-n step
+  float certainty = 10;  // the next token's logit; the others' are 0
 };
 
-class StubModel final : public StepModel {
+class StubModel : public StepModel {
  public:
   explicit StubModel(StubOptions options) : options_(options), slots_(static_cast<size_t>(options.slots)) {
     sizes_.vocabulary = sizes_.vocabulary_limit = options.vocabulary;
@@ -33,7 +34,10 @@ class StubModel final : public StepModel {
     sizes_.has_next_n = true;
   }
 
-  // The reply's next token after `last` at `position`.
+  // The next token after `last`, which is `position` of what slot `sequence` holds.
+  virtual int32_t next_after(int64_t /*sequence*/, int32_t last, int64_t position) const {
+    return follower(last, position);
+  }
   int32_t follower(int32_t last, int64_t position) const {
     return static_cast<int32_t>((static_cast<uint64_t>(last) * 7919 + static_cast<uint64_t>(position) * 104729 + 13) %
                                 static_cast<uint64_t>(options_.vocabulary));
@@ -54,7 +58,7 @@ class StubModel final : public StepModel {
         if (span.pages[position / ops::kPageTokens] < 0 || span.pages[position / ops::kPageTokens] >= sizes_.pages)
           throw std::runtime_error("a page that does not exist");
         const auto at = static_cast<size_t>(span.first_row + row);
-        answers_[at] = follower(ids[at], position);
+        answers_[at] = next_after(span.sequence, ids[at], position);
         if (row >= span.certain) length = position + 1;  // may be taken back, or go on
       }
     }
@@ -63,7 +67,7 @@ class StubModel final : public StepModel {
     logits_.assign(rows.size() * static_cast<size_t>(options_.vocabulary), 0.0f);
     for (size_t i = 0; i < rows.size(); ++i)
       logits_[i * static_cast<size_t>(options_.vocabulary) +
-              static_cast<size_t>(answers_[static_cast<size_t>(rows[i])])] = 10.0f;
+              static_cast<size_t>(answers_[static_cast<size_t>(rows[i])])] = options_.certainty;
     return logits_;
   }
   std::span<const int32_t> greedy(std::span<const int32_t> rows) override {
@@ -77,7 +81,7 @@ class StubModel final : public StepModel {
     for (const ops::Span& span : spans)
       for (int64_t row = 0; row < span.rows; ++row) {
         const auto at = static_cast<size_t>(span.first_row + row);
-        drafted_[at] = draft_after(next_ids[at], span.position + row + 1);
+        drafted_[at] = draft_after(span.sequence, next_ids[at], span.position + row + 1);
       }
   }
   void next_n_resumed(const ops::Span&, int32_t) override {}
@@ -90,7 +94,8 @@ class StubModel final : public StepModel {
                                         std::span<const int32_t> ids) override {
     wait(options_.draft_s);
     chain_.clear();
-    for (size_t i = 0; i < ids.size(); ++i) chain_.push_back(draft_after(ids[i], spans[i].position + 1));
+    for (size_t i = 0; i < ids.size(); ++i)
+      chain_.push_back(draft_after(spans[i].sequence, ids[i], spans[i].position + 1));
     return chain_;
   }
   std::shared_ptr<const state::Snapshot> save(const ops::Span& advance, int32_t) override {
@@ -112,8 +117,8 @@ class StubModel final : public StepModel {
     simulated_s += seconds;
     if (seconds > 0) std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
   }
-  int32_t draft_after(int32_t last, int64_t position) const {
-    const int32_t right = follower(last, position);
+  int32_t draft_after(int64_t sequence, int32_t last, int64_t position) const {
+    const int32_t right = next_after(sequence, last, position);
     return (static_cast<uint64_t>(position) * 2654435761u >> 7) % 10 < static_cast<uint64_t>(options_.hits_in_ten)
                ? right
                : (right + 1) % options_.vocabulary;
