@@ -15,8 +15,10 @@ void add_synth(CLI::App& app);
 void add_verify(CLI::App& app);
 void add_version(CLI::App& app);
 void add_chat(CLI::App& app);
+void add_compare(CLI::App& app);
 void add_render(CLI::App& app);
 void add_serve(CLI::App& app);
+void add_soak(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_text_commands(CLI::App& app);  // those that need verbatim_text; none with VERBATIM_CORE_ONLY
 
