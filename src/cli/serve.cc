@@ -206,6 +206,14 @@ void add_engine_flags(CLI::App& command, Options& options) {
   command.add_option("--chunk", options.budget.chunk_rows, "Rows of a step")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
+  command
+      .add_option("--prompt-rows", options.scheduler.prompt_rows,
+                  "Of which prompts may take so many while replies are running")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  command.add_option("--snapshot-every", options.scheduler.snapshot_every, "Tokens between snapshots of a long prompt")
+      ->check(CLI::Range(int64_t{64}, int64_t{1} << 40))
+      ->capture_default_str();
   command.add_option("--drafts", options.scheduler.drafts, "Most drafts a step")
       ->check(CLI::Range(0, 7))
       ->capture_default_str();
