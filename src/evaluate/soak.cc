@@ -194,6 +194,7 @@ class Soak {
   void load() {
     start_ = Clock::now();
     std::vector<std::thread> threads;
+    threads.reserve(static_cast<size_t>(options_.concurrency));
     std::atomic<int> running{options_.concurrency};
     for (int i = 0; i < options_.concurrency; ++i)
       threads.emplace_back([this, i, &running] {

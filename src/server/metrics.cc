@@ -1,8 +1,10 @@
 #include "server/metrics.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <iterator>
 
 namespace verbatim::server {
@@ -17,6 +19,14 @@ constexpr double kWhole[] = {0.3,  0.5,  0.8,  1.0,  1.5,   2.0,   2.5,   5.0,  
                              30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0};
 constexpr double kTokens[] = {1,    2,    5,     10,    20,    50,     100,    200,    500,    1000,
                               2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000, 1000000};
+
+// Of this process; 0 if the system does not say.
+int64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t size = 0, resident = 0;
+  if (!(file >> size >> resident)) return 0;
+  return resident * ::sysconf(_SC_PAGESIZE);
+}
 
 std::string escaped_label(std::string_view text) {
   std::string out;
@@ -141,6 +151,9 @@ std::string Metrics::text(const engine::SchedulerStats& stats, const HttpCounts&
   for (const auto& [status, count] : statuses_)
     fmt::format_to(std::back_inserter(out), "verbatim:http_responses_total{{{},status=\"{}\"}} {}\n", labels, status,
                    count);
+  // As Prometheus' own client libraries name it, without labels.
+  head("process_resident_memory_bytes", "gauge", "Resident memory of the server.");
+  fmt::format_to(std::back_inserter(out), "process_resident_memory_bytes {}\n", resident_bytes());
   return out;
 }
 

@@ -68,6 +68,7 @@ class Messages {
  public:
   void add(const Json& item, const std::string& where) {
     if (!item.is_object()) refuse_field(where, "an object is expected");
+    if (item.contains("id") && !item["id"].is_null()) string_of(item, "id", where);
     const std::string type = item.contains("type") ? string_of(item, "type", where) : "message";
     if (type == "message") {
       add_message(item, where);
@@ -256,7 +257,8 @@ ResponsesRequest parse_responses_request(Json& body, const PreviousConversation&
   for (size_t i = 0; i < items.size(); ++i) messages.add(items[i], fmt::format("input[{}]", i));
   for (Json& item : items) {
     if (!item.contains("type")) item["type"] = "message";
-    if (!item.contains("id")) item["id"] = random_id(item["type"] == "message" ? "msg_" : "item_");
+    if (!item.contains("id") || item["id"].is_null())
+      item["id"] = random_id(item["type"] == "message" ? "msg_" : "item_");
     conversation.push_back(item);
   }
   Json& chat = (*inputs)["messages"] = messages.take();

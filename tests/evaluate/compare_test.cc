@@ -4,9 +4,11 @@
 
 #include <cmath>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "tests/checkpoint/test_files.h"
 #include "tests/model/tiny_models.h"
+#include "tests/quantize/conversion_files.h"
 
 namespace verbatim::evaluate {
 namespace {
@@ -165,6 +167,32 @@ TEST(ComparePredictions, Refusals) {
   EXPECT_TRUE(refusal_of([&] { compare_predictions(*cpu.ops, a.model, a.model, {}, 512); }).thrown);
   const std::vector<std::vector<int32_t>> prompts = {{1}};
   EXPECT_TRUE(refusal_of([&] { compare_predictions(*cpu.ops, a.model, a.model, prompts, 513); }).thrown);
+}
+
+// The command, as scripts use it.
+TEST(CompareCommand, PrintsWhatScriptsRead) {
+  const checkpoint::TemporaryDirectory scratch;
+  const std::string prompts = (scratch.path() / "p.jsonl").string(), a = model::tiny("tiny-bf16").string(),
+                    b = model::tiny("tiny-w4a4-experts").string();
+  checkpoint::write_bytes(prompts, "{\"ids\": [5, 6, 7, 8, 9, 10]}\n");
+  const auto run = quantize::run_program(
+      {VERBATIM_PROGRAM, "compare", a, b, "--prompts", prompts, "--json", "--worst", "3", "--precision", "checkpoint"});
+  ASSERT_EQ(run.code, 0) << run.text;
+  const auto out = nlohmann::json::parse(run.text);
+  EXPECT_EQ(out["weights"]["groups"]["routed_experts"]["tensors"], 240);
+  EXPECT_NEAR(out["weights"]["groups"]["routed_experts"]["relative_error"].get<double>(), 0.095, 0.002);
+  EXPECT_EQ(out["weights"]["groups"]["kda"]["relative_error"], 0);
+  EXPECT_EQ(out["weights"]["worst"].size(), 3u);
+  EXPECT_EQ(out["predictions"]["positions"], 6);
+  EXPECT_EQ(out["predictions"]["precision"], nlohmann::json({"full", "checkpoint"}));
+  EXPECT_GT(out["predictions"]["mean_kl"], 0);
+  EXPECT_EQ(out["predictions"]["perplexity"].size(), 2u);
+  const auto text = quantize::run_program({VERBATIM_PROGRAM, "compare", a, b, "--prompts", prompts});
+  for (const char* expected : {"routed_experts", "worst:", "KL(A || B)", "the same first token", "perplexity"})
+    EXPECT_NE(text.text.find(expected), std::string::npos) << expected;
+  EXPECT_EQ(quantize::run_program({VERBATIM_PROGRAM, "compare", a, b, "--precision", "checkpoint"}).code,
+            2);  // no effect
+  EXPECT_EQ(quantize::run_program({VERBATIM_PROGRAM, "compare", a, scratch.path().string()}).code, 1);
 }
 
 }  // namespace

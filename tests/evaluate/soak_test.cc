@@ -56,6 +56,8 @@ TEST(Soak, FindsNothingWrongWithARightServer) {
   EXPECT_GT(report.first_token.count, 0);
   EXPECT_GT(report.between_tokens.count, report.first_token.count);
   EXPECT_GT(report.generated_tokens, report.completed);
+  EXPECT_GT(report.memory_warm_bytes, 1 << 20);
+  EXPECT_GE(report.memory_most_bytes, report.memory_end_bytes);
   // It used what it is meant to use.
   engine::SchedulerStats stats = server.engine().stats();
   for (int tries = 0; tries < 500 && stats.running + stats.waiting > 0; ++tries) {  // those left end by the next step

@@ -1,4 +1,5 @@
 // Anthropic's /v1/messages and /v1/messages/count_tokens.
+#include <filesystem>
 #include <fstream>
 
 #include "tests/checkpoint/test_files.h"
@@ -336,6 +337,7 @@ TEST(MessagesWithKeys, EitherHeader) {
   const checkpoint::TemporaryDirectory directory;
   const auto file = directory.path() / "keys";
   std::ofstream(file) << "mine secret-of-mine\n";
+  std::filesystem::permissions(file, std::filesystem::perms::owner_read);
   ScriptedOptions options;
   options.server.api_key_file = file;
   ScriptedServer server(options);

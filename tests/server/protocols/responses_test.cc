@@ -1,4 +1,5 @@
 // OpenAI's /v1/responses.
+#include <filesystem>
 #include <fstream>
 
 #include "tests/checkpoint/test_files.h"
@@ -26,7 +27,7 @@ class Responses : public testing::Test {
   JsonAnswer post(const json& body) { return ask.post("/v1/responses", body); }
   void expect_refusal(const json& body, const std::string& param) {
     const JsonAnswer answer = post(body);
-    EXPECT_EQ(answer.status, 400) << answer.text();
+    ASSERT_EQ(answer.status, 400) << answer.text();
     ASSERT_TRUE(answer.body.contains("error")) << answer.text();
     EXPECT_TRUE(answer.body["error"]["param"].is_string() &&
                 answer.body["error"]["param"].get<std::string>().starts_with(param))
@@ -242,6 +243,7 @@ TEST(ResponsesWithKeys, AnotherKeysAreUnknown) {
   const checkpoint::TemporaryDirectory directory;
   const auto file = directory.path() / "keys";
   std::ofstream(file) << "one secret-of-one\ntwo secret-of-two\n";
+  std::filesystem::permissions(file, std::filesystem::perms::owner_read);
   ScriptedOptions options;
   options.server.api_key_file = file;
   ScriptedServer server(options);
@@ -269,6 +271,7 @@ TEST_F(Responses, RefusesByName) {
   expect_refusal(with("input", 3), "input");
   expect_refusal(with("input", json::array()), "input");
   expect_refusal(with("input", json::array({3})), "input[0]");
+  expect_refusal(with("input", json::array({{{"role", "user"}, {"content", "x"}, {"id", 3}}})), "input[0].id");
   expect_refusal(with("input", json::array({{{"type", "item_reference"}, {"id", "x"}}})), "input[0]");
   expect_refusal(with("input", json::array({{{"type", "computer_call"}}})), "input[0]");
   expect_refusal(with("input", json::array({{{"role", "wizard"}, {"content", "x"}}})), "input[0].role");

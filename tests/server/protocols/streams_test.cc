@@ -115,7 +115,7 @@ TEST_P(Streams, ACallAmidReasoningIsNotLost) {
 TEST_P(Streams, EndWithAnEnd) {
   ScriptedServer server(options(0));
   Asker ask(server.url());
-  for (const char* text : {"</think>Yes.", "</think>", "", "never ends"}) {
+  for (const char* text : {"</think>Yes.", "</think>", "reasoning alone"}) {
     const std::vector<StreamEvent> events = ask.stream(GetParam().path, GetParam().asking(text));
     ASSERT_FALSE(events.empty());
     EXPECT_EQ(events.back().name, GetParam().last_event) << text;
