@@ -184,6 +184,10 @@ Calibration calibrate(const checkpoint::Checkpoint& source, const model::Config&
     model::embed_tokens(ops, model, ids, space);
     ops.copy_out(streams.data() + first * width, space.streams, bytes_of(span.rows));
   });
+  auto release = [&](const std::string& prefix) {
+    for (const checkpoint::TensorView& tensor : source.with_prefix(prefix)) source.release(tensor);
+  };
+  release("model.language_model.embed_tokens.");
   Progress progress("calibrating", static_cast<uint64_t>(config.layers * out.tokens), "tokens x layers");
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     recorder.enter_layer(model.weights.layers[static_cast<size_t>(layer)], layer);
@@ -193,9 +197,7 @@ Calibration calibrate(const checkpoint::Checkpoint& source, const model::Config&
       ops.copy_out(streams.data() + first * width, space.streams, bytes_of(span.rows));
       progress.advance(static_cast<uint64_t>(layer * out.tokens + first + span.rows));
     });
-    for (const checkpoint::TensorView& tensor :
-         source.with_prefix(model::tensor_name("model.language_model.layers.{L}.", layer, 0)))
-      source.release(tensor);
+    release(model::tensor_name("model.language_model.layers.{L}.", layer, 0));
   }
   return out;
 }

@@ -55,7 +55,8 @@ Json scales_json(const ActivationScales& scales) {
   Json out = Json::array();
   for (const auto& [key, site] : scales) {
     Json one = {{"container", container_name(key.group, key.layer)}, {"site", site_name(key.site)}};
-    const bool same = std::all_of(site.values.begin(), site.values.end(), [&](float v) { return v == site.values[0]; });
+    const bool same =
+        std::all_of(site.values.begin(), site.values.end(), [first = site.values[0]](float v) { return v == first; });
     if (same)
       one["input_scale"] = site.values[0];
     else

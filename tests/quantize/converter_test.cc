@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "model/synth.h"
+#include "quantize/calibrate.h"
 #include "quantize/conversion_plan.h"
 #include "quantize/manifest.h"
 #include "quantize/metadata.h"
@@ -309,6 +312,43 @@ TEST(Convert, WeightOnly) {
   }
 }
 
+// A peak in the process's memory, in bytes, since the last reset. 0 where the system does not tell.
+uint64_t peak_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("VmHWM:")) return 1024 * std::stoull(line.substr(6));
+  return 0;
+}
+
+// Memory follows the batch, not the source.
+TEST(Convert, MemoryIsBounded) {
+  const TemporaryDirectory scratch;
+  const fs::path from = scratch.path() / "from", out = scratch.path() / "out";
+  ThreadPool pool(2);
+  model::synthesise(from, {.size = model::SynthSize::kTiny, .form = model::SynthForm::kBf16, .experts = 256}, pool);
+  const Checkpoint source = Checkpoint::open(from);
+  EXPECT_GT(source.payload_bytes(), 75u << 20);
+  const model::Config config = model::parse_config(source.config_text(), "synth");
+  ASSERT_TRUE(prepare_output(source, out, false));
+  if (!(std::ofstream("/proc/self/clear_refs") << "5" << std::flush)) GTEST_SKIP() << "no /proc/self/clear_refs";
+  const uint64_t before = peak_bytes();
+  convert(source, config, find_recipe("nvfp4-experts-w4a4"), nullptr,
+          {.out = out, .tool_version = "t", .batch_bytes = 1 << 20}, pool);
+  const uint64_t grown = peak_bytes() - before;
+  // 3 batches of 1 MiB with their results, the reader's 8 MiB at most, 5,600 tensors in plan, index and manifest.
+  EXPECT_LT(grown, 28u << 20) << grown;
+
+  // At the released size the same sum stays far below 8 GiB.
+  const Checkpoint released =
+      Checkpoint::from_inventory(kFixtures + "/headers/bf16.json.gz", kFixtures + "/configs/bf16/config.json");
+  for (const std::string& recipe : shipped_recipes()) {
+    const ConversionPlan plan =
+        plan_conversion(released, model::parse_config(released.config_text(), "bf16"), find_recipe(recipe), true);
+    const uint64_t batch = std::max<uint64_t>(ConvertOptions().batch_bytes, plan.largest_matrix_source_bytes);
+    EXPECT_LT(3 * (batch + batch / 2), uint64_t{1} << 30);
+  }
+}
+
 // Sources stored otherwise: float32 matrices, zeros, fused tensors of transformers, misaligned data.
 TEST(Convert, OtherSources) {
   const TemporaryDirectory scratch;
@@ -376,6 +416,37 @@ TEST(Convert, OtherSources) {
   }
   ThreadPool pool(2);
   EXPECT_EQ(verify_conversion(out, pool).problems, std::vector<std::string>());
+}
+
+// scripts/oracle_converted.py: what safetensors and ModelOpt read out of the same conversions, calibrated on the same
+// prompts: every name, dtype, shape and byte.
+TEST(Convert, PythonReadersFindEveryTensor) {
+  const auto parse = [](const char* name) {
+    return json::parse(checkpoint::read_bytes(kFixtures + "/quantize/" + name));
+  };
+  const json vectors = parse("converted.json");
+  const auto prompts = parse("calibration.json")["prompts"].get<std::vector<std::vector<int32_t>>>();
+  const Tiny tiny;
+  ThreadPool pool(2);
+  const auto ops = ops::make_cpu_ops(pool);
+  const Calibration calibration = calibrate(tiny.source, tiny.config, prompts, {}, *ops);
+  for (const std::string& recipe : shipped_recipes()) {
+    const TemporaryDirectory scratch;
+    const fs::path out = scratch.path() / "out";
+    ASSERT_TRUE(prepare_output(tiny.source, out, false));
+    convert(tiny.source, tiny.config, find_recipe(recipe), &calibration, {.out = out, .tool_version = "t"}, pool);
+    const Checkpoint made = Checkpoint::open(out);
+    Sha256 digest;
+    for (const auto& view : made.tensors()) {
+      Sha256 bytes;
+      bytes.update(made.data(view));
+      const std::string line = fmt::format("{} {} {} {}\n", view.name, checkpoint::dtype_name(view.dtype),
+                                           view.shape.text(), to_hex(bytes.finish()));
+      digest.update(std::as_bytes(std::span(line)));
+    }
+    EXPECT_EQ(made.tensors().size(), vectors[recipe]["tensors"]);
+    EXPECT_EQ(to_hex(digest.finish()), vectors[recipe]["sha256"]) << recipe;
+  }
 }
 
 TEST(Convert, RefusesSourcesAndCalibrations) {
