@@ -169,7 +169,7 @@ void Connection::parse_body() {
     if (problem == http::error::need_buffer) continue;
     if (problem && problem != http::error::need_more)
       return refuse(400, fmt::format("the body's encoding is damaged: {}", problem.message()), "bad_http");
-    if (std::ssize(in_) > shared_.limits.header_bytes + std::ssize(piece))
+    if (used == 0 && std::ssize(in_) > shared_.limits.header_bytes)
       return refuse(400, "a chunk's header is too long", "bad_http");
     if (used == 0 || in_.empty()) break;
   }
@@ -204,6 +204,7 @@ void Connection::refuse(int status, const std::string& message, const std::strin
     head_.id = fmt::format("{}{:x}", shared_.id_prefix, shared_.next_request++);
     head_.remote = remote_;
   }
+  parser_.reset();  // whatever comes behind such a request is not trusted to be another
   answer(shared_.hooks.error({.status = status, .message = message, .code = code}, head_.path));
 }
 

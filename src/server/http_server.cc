@@ -114,6 +114,7 @@ struct HttpServer::Parts {
   std::optional<tcp::acceptor> acceptor;
   std::optional<asio::steady_timer> pause;
   size_t next_shard = 0;
+  uint16_t port = 0;
 
   void accept();
   void accepted(tcp::socket socket);
@@ -203,6 +204,7 @@ HttpServer::HttpServer(HttpServerOptions options, HttpHooks hooks) : parts_(std:
   if (problem)
     fail(ErrorKind::kIo, where, "cannot listen: {}; choose another --port or --host, or end what listens there",
          problem.message());
+  parts_->port = acceptor.local_endpoint().port();
   parts_->pause.emplace(io);
   parts_->accept();
   for (const auto& shard : parts_->shards) shard->start();
@@ -218,7 +220,7 @@ HttpServer::~HttpServer() {
   parts_->shards.front()->stop();
 }
 
-uint16_t HttpServer::port() const { return parts_->acceptor->local_endpoint().port(); }
+uint16_t HttpServer::port() const { return parts_->port; }
 
 HttpCounts HttpServer::counts() const {
   const HttpShared& shared = *parts_->shared;

@@ -353,7 +353,9 @@ ChatRequest parse_chat_request(Json& body, const RequestLimits& limits, const Ef
   if (const auto value = fields.boolean("clear_thinking")) (*inputs)["clear_thinking"] = *value;
   if (const auto value = fields.boolean("add_generation_prompt")) (*inputs)["add_generation_prompt"] = *value;
   fields.object("chat_template_kwargs");
-  fields.array("documents");
+  if (const Json* documents = fields.array("documents"))
+    for (const Json& one : *documents)
+      if (!one.is_object()) refuse_field("documents", "an array of objects is expected");
   fields.accept({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prediction",
                  "verbosity", "skip_special_tokens", "include_reasoning", "separate_reasoning"});
   unknown = fields.unknown();

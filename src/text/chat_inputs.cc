@@ -10,7 +10,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Finds the integers that the parser would turn into rounded floats.
+// Finds the integers that the parser would turn into rounded floats, and refuses what is nested too deeply.
 class IntegerCheck : public nlohmann::json_sax<Json> {
  public:
   explicit IntegerCheck(std::string where) : where_(std::move(where)) {}
@@ -33,13 +33,25 @@ class IntegerCheck : public nlohmann::json_sax<Json> {
   bool number_integer(int64_t) override { return true; }
   bool string(std::string&) override { return true; }
   bool binary(Json::binary_t&) override { return true; }
-  bool start_object(size_t) override { return true; }
+  bool start_object(size_t) override { return enter(); }
   bool key(std::string&) override { return true; }
-  bool end_object() override { return true; }
-  bool start_array(size_t) override { return true; }
-  bool end_array() override { return true; }
+  bool end_object() override { return leave(); }
+  bool start_array(size_t) override { return enter(); }
+  bool end_array() override { return leave(); }
 
  private:
+  // No deeper than a template takes values: copying a tree costs stack by the level.
+  bool enter() {
+    if (++depth_ > kMostDepth) fail(ErrorKind::kFormat, where_, "nested deeper than {} levels", kMostDepth);
+    return true;
+  }
+  bool leave() {
+    --depth_;
+    return true;
+  }
+
+  static constexpr int kMostDepth = 200;
+  int depth_ = 0;
   std::string where_;
 };
 

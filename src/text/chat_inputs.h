@@ -10,7 +10,8 @@
 namespace verbatim::text {
 
 // JSON text whose members keep their order. Unlike the library's own parser it refuses (kFormat) integers that do not
-// fit in 64 bits, instead of rounding them: a prompt shows every digit. `where` begins the messages.
+// fit in 64 bits, instead of rounding them: a prompt shows every digit. Nesting beyond 200 levels is refused too.
+// `where` begins the messages.
 nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& where);
 
 // An image or video part, in the order in which the messages hold them.

