@@ -163,8 +163,9 @@ bool SchemaReader::read_one(Reading& reading, const Open& open) {
   apply_kinds(shape, schema);
   apply_items(shape, schema);
   Shape::Properties properties;
-  for (const auto& [key, value] : schema.members) {
-    const auto list = [&]() -> const JsonValue& {
+  for (const auto& [key, said] : schema.members) {
+    const JsonValue& value = said;
+    const auto list = [&value, this]() -> const JsonValue& {
       if (!value.is(JsonValue::Kind::kArray) || value.items.empty()) wrong(value, "a list of schemas, not empty");
       return value;
     };

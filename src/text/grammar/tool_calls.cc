@@ -24,6 +24,7 @@ class CallDrawer {
     builder_.accept(end);
     builder_.token(builder_.start(rule), tokens_.tag(ReplyTag::kCallBegin), begun);
     std::vector<std::string> names;
+    names.reserve(chosen.size());
     for (const size_t tool : chosen) names.push_back(offered_[tool].name);
     const std::vector<StateId> named = builder_.literals(begun, names);
     const StateId closing = builder_.state(rule);
