@@ -328,6 +328,43 @@ TEST_F(Chat, AliasesAreServedUnderTheNameAsked) {
   EXPECT_EQ(answer.error("code"), "model_not_found");
 }
 
+// Drafted tokens come several at a time: the reply, its pieces put together and its hash are the same.
+TEST_F(Chat, SeveralTokensAtOnce) {
+  const std::string song = "</think>la la la la la la \xF0\x9F\x8E\x89\xF0\x9F\x8E\x89\xF0\x9F\x8E\x89 la la la la la" +
+                           call("clock", {}) + call("get_weather", {{"city", "la la la la la"}}) +
+                           call("get_weather", {{"city", "la la la la la"}});
+  TestServer drafting(
+      {.model = {.script = [&](const std::string&) { return song; }}, .scheduler = {.draft_from_text = true}});
+  TestServer plain({.model = {.script = [&](const std::string&) { return song; }}});
+  json more = {{"tools", {kWeatherTool, kClockTool}}};
+  const json undrafted = plain.chat("sing", more).json();
+  const json drafted = drafting.chat("sing", more).json();
+  EXPECT_GT(drafted["verbatim"]["accepted_tokens"], 10);
+  EXPECT_EQ(undrafted["verbatim"]["drafted_tokens"], 0);
+  EXPECT_EQ(drafted["verbatim"]["token_hash"], undrafted["verbatim"]["token_hash"]);
+  EXPECT_EQ(drafted["choices"][0]["message"]["content"], undrafted["choices"][0]["message"]["content"]);
+  ASSERT_EQ(drafted["choices"][0]["message"]["tool_calls"].size(), 3u);
+  for (size_t i = 0; i < 3; ++i)
+    EXPECT_EQ(drafted["choices"][0]["message"]["tool_calls"][i]["function"],
+              undrafted["choices"][0]["message"]["tool_calls"][i]["function"]);
+  more["stream"] = true;
+  std::string content;
+  std::string arguments;
+  for (const std::string& event : sse_data(drafting.chat("sing", more).body)) {
+    const json chunk = json::parse(event, nullptr, false);
+    if (!chunk.is_object() || chunk["choices"].empty()) continue;
+    const json& delta = chunk["choices"][0]["delta"];
+    content += delta.value("content", "");
+    for (const json& one : delta.value("tool_calls", json::array()))
+      arguments += one["function"]["arguments"].get<std::string>();
+  }
+  EXPECT_EQ(content, undrafted["choices"][0]["message"]["content"]);
+  EXPECT_EQ(arguments, R"({}{"city": "la la la la la"}{"city": "la la la la la"})");
+  more["stream"] = false;
+  more["draft"] = false;
+  EXPECT_EQ(drafting.chat("sing", more).json()["verbatim"]["drafted_tokens"], 0);
+}
+
 // Two requests at once, many times: the state of one reply's parser must never be another's.
 TEST_F(Chat, RepliesDoNotMix) {
   std::vector<std::thread> clients;
