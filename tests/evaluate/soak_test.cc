@@ -2,7 +2,10 @@
 #include "evaluate/soak.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 
+#include <array>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -141,6 +144,38 @@ TEST(Soak, LeavesOutWhatTheServerRefuses) {
   EXPECT_GT(report.refused_cases, 0);
   EXPECT_FALSE(report.refusals.empty());
   EXPECT_TRUE(report.is_clean()) << soak_table(report);
+}
+
+// The command's exit code; `output` gets what it printed.
+int command(const std::string& arguments, std::string* output = nullptr) {
+  FILE* pipe = ::popen((std::string(VERBATIM_PROGRAM) + " soak " + arguments + " 2>/dev/null").c_str(), "r");
+  std::array<char, 4096> buffer;
+  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
+    if (output != nullptr) output->append(buffer.data(), n);
+  const int status = ::pclose(pipe);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(SoakCommand, ExitsWithWhatItFound) {
+  ScriptedServer server(small());
+  const std::string few =
+      server.url() + " --requests 40 --concurrency 8 --cases 24 --fresh 2 --prompt-words 60 --reply-tokens 40 --json";
+  std::string output;
+  EXPECT_EQ(command(few, &output), 0);
+  const auto report = nlohmann::json::parse(output, nullptr, false);
+  ASSERT_TRUE(report.is_object()) << output;
+  EXPECT_EQ(report["requests"], 40);
+  for (const char* key : {"completed", "cancelled", "refused", "lost", "wrong", "tokens_per_s", "first_token",
+                          "between_tokens", "memory", "failures"})
+    EXPECT_TRUE(report.contains(key)) << key;
+  server.model().wrong_beyond_spans = 2;
+  output.clear();
+  EXPECT_EQ(command(few, &output), 1);
+  EXPECT_GT(nlohmann::json::parse(output)["wrong"], 0) << output;
+  EXPECT_EQ(command("127.0.0.1:1"), 1);
+  EXPECT_EQ(command(""), 2);
+  EXPECT_EQ(command("https://127.0.0.1"), 2);
+  EXPECT_EQ(command(server.url() + " --concurrency 0"), 2);
 }
 
 TEST(Soak, WantsAServersAddress) {
