@@ -12,6 +12,9 @@ using model::kHeadRows;
 
 size_t floats(int64_t count) { return static_cast<size_t>(count) * sizeof(float); }
 
+// What a step does, for backends that record (Ops::step): each always works on the same buffers.
+enum Tag : uint64_t { kForward = 1, kLogits, kGreedy, kNextN, kNextNShared, kChainGreedy };
+
 }  // namespace
 
 BackendModel::BackendModel(ops::Ops& ops, const model::Model& model, const BackendModelOptions& options)
@@ -31,60 +34,65 @@ BackendModel::BackendModel(ops::Ops& ops, const model::Model& model, const Backe
 }
 
 void BackendModel::forward(std::span<const ops::Span> spans, std::span<const int32_t> ids) {
-  model::forward(ops_, model_, storage_.state(), spans, ids, buffers_.pass);
+  ops_.step(kForward, spans, ids, [&] { model::forward(ops_, model_, storage_.state(), spans, ids, buffers_.pass); });
 }
 
 void BackendModel::gather(const float* from, std::span<const int32_t> rows, int64_t width, float* to) {
-  bounce_.resize(static_cast<size_t>(width) * rows.size());
-  for (size_t i = 0; i < rows.size();) {
-    // Runs of adjoining rows go at once.
-    size_t run = 1;
-    while (i + run < rows.size() && rows[i + run] == rows[i] + static_cast<int32_t>(run)) ++run;
-    ops_.copy_out(bounce_.data() + static_cast<size_t>(width) * i, from + rows[i] * width,
-                  floats(width * static_cast<int64_t>(run)));
-    i += run;
-  }
-  ops_.copy_in(to, bounce_.data(), floats(width * std::ssize(rows)));
+  ops_.gather(from, rows.data(), std::ssize(rows), width, to);
 }
 
 std::span<const float> BackendModel::logits(std::span<const int32_t> rows) {
   const int64_t width = model_.config.hidden, vocabulary = model_.config.vocabulary;
-  gather(buffers_.pass.hidden, rows, width, buffers_.gathered.floats());
   host_logits_.resize(rows.size() * static_cast<size_t>(vocabulary));
   for (int64_t first = 0; first < std::ssize(rows); first += kHeadRows) {
-    const int64_t count = std::min(kHeadRows, std::ssize(rows) - first);
-    model::head(ops_, model_, buffers_.gathered.floats() + first * width, count, buffers_.logits.floats());
-    ops_.copy_out(host_logits_.data() + first * vocabulary, buffers_.logits.floats(), floats(count * vocabulary));
+    const auto own = rows.subspan(static_cast<size_t>(first))
+                         .first(static_cast<size_t>(std::min(kHeadRows, std::ssize(rows) - first)));
+    ops_.step(kLogits, {}, own, [&] {
+      gather(buffers_.pass.hidden, own, width, buffers_.gathered.floats());
+      model::head(ops_, model_, buffers_.gathered.floats(), std::ssize(own), buffers_.logits.floats());
+    });
+    ops_.copy_out(host_logits_.data() + first * vocabulary, buffers_.logits.floats(),
+                  floats(std::ssize(own) * vocabulary));
   }
   return host_logits_;
 }
 
-std::span<const int32_t> BackendModel::greedy_of(const float* hidden, int64_t rows) {
-  host_ids_.resize(static_cast<size_t>(rows));
-  for (int64_t first = 0; first < rows; first += kHeadRows) {
-    const int64_t count = std::min(kHeadRows, rows - first);
-    model::head(ops_, model_, hidden + first * model_.config.hidden, count, buffers_.logits.floats());
-    ops_.argmax(buffers_.logits.floats(), count, model_.config.vocabulary, sizes_.vocabulary_limit,
-                buffers_.greedy_ids.ints());
-    ops_.copy_out(host_ids_.data() + first, buffers_.greedy_ids.ints(), sizeof(int32_t) * static_cast<size_t>(count));
+std::span<const int32_t> BackendModel::greedy_of(uint64_t tag, const float* hidden, std::span<const int32_t> rows) {
+  host_ids_.resize(rows.size());
+  for (int64_t first = 0; first < std::ssize(rows); first += kHeadRows) {
+    const auto own = rows.subspan(static_cast<size_t>(first))
+                         .first(static_cast<size_t>(std::min(kHeadRows, std::ssize(rows) - first)));
+    ops_.step(tag, {}, own, [&] {
+      gather(hidden, own, model_.config.hidden, buffers_.gathered.floats());
+      model::head(ops_, model_, buffers_.gathered.floats(), std::ssize(own), buffers_.logits.floats());
+      ops_.argmax(buffers_.logits.floats(), std::ssize(own), model_.config.vocabulary, sizes_.vocabulary_limit,
+                  buffers_.greedy_ids.ints());
+    });
+    ops_.copy_out(host_ids_.data() + first, buffers_.greedy_ids.ints(), own.size_bytes());
   }
   return host_ids_;
 }
 
 std::span<const int32_t> BackendModel::greedy(std::span<const int32_t> rows) {
-  gather(buffers_.pass.hidden, rows, model_.config.hidden, buffers_.gathered.floats());
-  return greedy_of(buffers_.gathered.floats(), std::ssize(rows));
+  return greedy_of(kGreedy, buffers_.pass.hidden, rows);
+}
+
+void BackendModel::next_n_of(std::span<const ops::Span> spans, std::span<const int32_t> ids, bool keep_selection) {
+  ops_.step(keep_selection ? kNextNShared : kNextN, spans, ids, [&] {
+    model::next_n(ops_, model_, storage_.state(), spans, ids, buffers_.gathered.floats(), *buffers_.drafting,
+                  keep_selection);
+  });
 }
 
 void BackendModel::next_n(std::span<const ops::Span> spans, std::span<const int32_t> next_ids,
                           std::span<const int32_t> hidden_rows) {
   gather(buffers_.pass.hidden, hidden_rows, model_.config.hidden, buffers_.gathered.floats());
-  model::next_n(ops_, model_, storage_.state(), spans, next_ids, buffers_.gathered.floats(), *buffers_.drafting);
+  next_n_of(spans, next_ids, false);
 }
 
 void BackendModel::next_n_resumed(const ops::Span& span, int32_t next_id) {
-  model::next_n(ops_, model_, storage_.state(), {&span, 1}, {&next_id, 1},
-                buffers_.resumed_hidden.floats() + span.sequence * model_.config.hidden, *buffers_.drafting);
+  gather(buffers_.resumed_hidden.floats(), {&span.sequence, 1}, model_.config.hidden, buffers_.gathered.floats());
+  next_n_of({&span, 1}, {&next_id, 1}, false);
 }
 
 void BackendModel::keep_selection(std::span<const int32_t> rows) {
@@ -105,20 +113,23 @@ void BackendModel::keep_selection(std::span<const int32_t> rows) {
 std::span<const int32_t> BackendModel::begin_chain(std::span<const int32_t> rows) {
   gather(buffers_.drafting->output, rows, model_.config.hidden, buffers_.chain.floats());
   if (model_.config.index_share_for_drafts) keep_selection(rows);
-  return greedy_of(buffers_.chain.floats(), std::ssize(rows));
+  return greedy_of(kChainGreedy, buffers_.chain.floats(), first_rows(std::ssize(rows)));
 }
 
 std::span<const int32_t> BackendModel::extend_chain(std::span<const int32_t> keep, std::span<const ops::Span> spans,
                                                     std::span<const int32_t> ids) {
-  const int64_t width = model_.config.hidden;
   const bool shared = model_.config.index_share_for_drafts;
-  gather(buffers_.chain.floats(), keep, width, buffers_.gathered.floats());
+  gather(buffers_.chain.floats(), keep, model_.config.hidden, buffers_.gathered.floats());
   if (shared) keep_selection(keep);
-  model::next_n(ops_, model_, storage_.state(), spans, ids, buffers_.gathered.floats(), *buffers_.drafting, shared);
-  bounce_.resize(static_cast<size_t>(width) * keep.size());
-  ops_.copy_out(bounce_.data(), buffers_.drafting->output, floats(width * std::ssize(keep)));
-  ops_.copy_in(buffers_.chain.floats(), bounce_.data(), floats(width * std::ssize(keep)));
-  return greedy_of(buffers_.chain.floats(), std::ssize(keep));
+  next_n_of(spans, ids, shared);
+  const std::span<const int32_t> rows = first_rows(std::ssize(keep));
+  gather(buffers_.drafting->output, rows, model_.config.hidden, buffers_.chain.floats());
+  return greedy_of(kChainGreedy, buffers_.chain.floats(), rows);
+}
+
+std::span<const int32_t> BackendModel::first_rows(int64_t count) {
+  while (std::ssize(row_numbers_) < count) row_numbers_.push_back(static_cast<int32_t>(row_numbers_.size()));
+  return std::span(row_numbers_).first(static_cast<size_t>(count));
 }
 
 template <typename Visit>

@@ -44,7 +44,11 @@ class BackendModel final : public StepModel {
   void gather(const float* from, std::span<const int32_t> rows, int64_t width, float* to);
   // The pools chosen for those rows serve the whole chain where the config shares them: they follow the rows.
   void keep_selection(std::span<const int32_t> rows);
-  std::span<const int32_t> greedy_of(const float* hidden, int64_t rows);
+  // Greedy ids of those rows of `hidden`, which is always the same for a tag.
+  std::span<const int32_t> greedy_of(uint64_t tag, const float* hidden, std::span<const int32_t> rows);
+  // The next-n layer on the hidden vectors gathered last.
+  void next_n_of(std::span<const ops::Span> spans, std::span<const int32_t> ids, bool keep_selection);
+  std::span<const int32_t> first_rows(int64_t count);  // 0, 1, ...
   // Visits every array of a slot that a snapshot holds: visit(pointer, floats).
   template <typename Visit>
   void visit_slot(int32_t slot, int64_t position, const Visit& visit);
@@ -54,8 +58,8 @@ class BackendModel final : public StepModel {
   StepModelSizes sizes_;
   state::Storage storage_;
   model::StepBuffers buffers_;
-  std::vector<float> host_logits_, bounce_;
-  std::vector<int32_t> host_ids_;
+  std::vector<float> host_logits_;
+  std::vector<int32_t> host_ids_, row_numbers_;
 };
 
 }  // namespace verbatim::engine

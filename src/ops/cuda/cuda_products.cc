@@ -18,7 +18,8 @@ int64_t rounded_up(int64_t value, int64_t unit) { return (value + unit - 1) / un
 
 // What multiplies a part's sum.
 float part_scale(const Matrix& w) {
-  const float scale = w.form == WeightForm::kNvfp4 ? w.matrix_scale : 1.0f;
+  // An operand of packed NVFP4 is 2^-8 of the weight (packed.cuh).
+  const float scale = w.form != WeightForm::kNvfp4 ? 1.0f : w.is_packed ? w.matrix_scale * 256.0f : w.matrix_scale;
   return w.input_scale > 0.0f ? w.input_scale * scale : scale;
 }
 
@@ -102,7 +103,8 @@ void CudaOps::multiply_packed(std::span<const Product> once, std::span<const Pro
   for (const int terms : {1, 3}) {
     for (const Product& each : terms == 1 ? once : thrice) {
       const Matrix& w = *each.weight;
-      if (rows <= kFewRows && w.input_scale == 0.0f && loads_pairs)
+      // Small matrices in three terms are read again for each eight rows, out of the cache.
+      if ((rows <= kFewRows || (terms == 3 && rows <= kMostFragmentColumns)) && w.input_scale == 0.0f && loads_pairs)
         direct.push_back(describe(each, terms));
       else if (rows * terms <= kMostFragmentColumns && (terms == 1 || parts == 1))
         prepared[{terms, w.input_scale, w.columns}].push_back(each);

@@ -149,8 +149,8 @@ cudaError_t unpack(cudaStream_t stream, const Weights& packed, void* to, int64_t
                    int64_t scale_stride);
 
 // ---- products of packed weights -------------------------------------------------------------------------------------
-// y[r, o] for up to eight rows (x of float32, or of bfloat16 prepared in one term), or, from fragments, for rows times
-// terms up to 64: everything in one launch. `scale` multiplies each part's sum.
+// y[r, o] for few rows (x of float32, or of bfloat16 prepared in one term; weights are read once for each eight), or,
+// from fragments, for rows times terms up to 64: everything in one launch. `scale` multiplies each part's sum.
 struct RowsProduct {
   Weights weights;
   int parts = 1, terms = 1;

@@ -47,6 +47,9 @@ __device__ inline uint32_t pack_code(uint32_t code, int pair) {
 __device__ inline __nv_bfloat162 as_pair(uint32_t bits) { return *reinterpret_cast<const __nv_bfloat162*>(&bits); }
 __device__ inline uint32_t as_bits(__nv_bfloat162 pair) { return *reinterpret_cast<const uint32_t*>(&pair); }
 
+// What an operand has too little of: a power of two, which a part's scale brings back without rounding.
+__device__ __host__ inline float packed_lift(WeightForm form) { return form == WeightForm::kNvfp4 ? 256.0f : 1.0f; }
+
 // Some tiles of 16 columns of one row tile on their way to the matrix units. kTiles is a multiple of 4.
 template <WeightForm kForm, int kTiles>
 struct Stage;
@@ -57,7 +60,11 @@ struct Stage<WeightForm::kBf16, kTiles> {
 
   // `count` tiles of 16 columns from `column` on of row tile `tile`; the rest is 0, which adds nothing.
   __device__ void load(const Weights& w, int64_t tile, int64_t column, int count, int lane) {
-    const uint8_t* from = w.data + (tile * w.columns + column) * 32 + lane * 16;
+    load(w.data, w.block_scale, w.columns, tile, column, count, lane);
+  }
+  __device__ void load(const uint8_t* data, const uint8_t*, int64_t columns, int64_t tile, int64_t column, int count,
+                       int lane) {
+    const uint8_t* from = data + (tile * columns + column) * 32 + lane * 16;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)
       tiles[i] = i < count ? ptx::load_weights_16(from + i * 512) : make_uint4(0, 0, 0, 0);
@@ -73,8 +80,12 @@ struct Stage<WeightForm::kNvfp4, kTiles> {
   uint2 scales[kTiles / 4];
 
   __device__ void load(const Weights& w, int64_t tile, int64_t column, int count, int lane) {
-    const uint8_t* from = w.data + (tile * w.columns + column) * 8 + lane * 16;
-    const uint8_t* scale = w.block_scale + tile * w.columns + column + lane / 4 * 8;
+    load(w.data, w.block_scale, w.columns, tile, column, count, lane);
+  }
+  __device__ void load(const uint8_t* data, const uint8_t* block_scale, int64_t columns, int64_t tile, int64_t column,
+                       int count, int lane) {
+    const uint8_t* from = data + (tile * columns + column) * 8 + lane * 16;
+    const uint8_t* scale = block_scale + tile * columns + column + lane / 4 * 8;
 #pragma unroll
     for (int i = 0; i < kTiles / 4; ++i) {
       codes[i] = i * 4 < count ? ptx::load_weights_16(from + i * 512) : make_uint4(0, 0, 0, 0);
@@ -84,22 +95,22 @@ struct Stage<WeightForm::kNvfp4, kTiles> {
   __device__ void operand(int i, uint32_t (&a)[4]) const {
     const uint4& four = codes[i / 4];
     const uint32_t word = i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
-    // The scales times 2^6: e4m3's bits, four places up, are a bfloat16 2^120 times smaller, subnormals included. Bytes
-    // 0 and 2 stand in the halves of one word, 1 and 3 in those of another.
-    const __nv_bfloat162 lift = __float2bfloat162_rn(0x1p126f);
+    // The scales times 2^118: e4m3's bits, four places up, are a bfloat16 2^120 times smaller, subnormals included.
+    // Bytes 0 and 2 stand in the halves of one word, 1 and 3 in those of another. With the codes, 2^126 times smaller,
+    // one multiplication gives the weights times 2^-8 exactly.
+    const __nv_bfloat162 lift = __float2bfloat162_rn(0x1p126f), rest = __float2bfloat162_rn(0x1p112f);
     const uint32_t low = i % 2 == 0 ? scales[i / 4].x << 4 : scales[i / 4].x >> 4;
     const uint32_t high = i % 2 == 0 ? scales[i / 4].y << 4 : scales[i / 4].y >> 4;
-    const __nv_bfloat162 both_low = __hmul2(as_pair(low & 0x07f007f0u), lift);
-    const __nv_bfloat162 both_high = __hmul2(as_pair(high & 0x07f007f0u), lift);
+    const __nv_bfloat162 both_low = __hmul2(__hmul2(as_pair(low & 0x07f007f0u), lift), rest);
+    const __nv_bfloat162 both_high = __hmul2(__hmul2(as_pair(high & 0x07f007f0u), lift), rest);
     const __nv_bfloat162 first = i % 4 < 2 ? __low2bfloat162(both_low) : __high2bfloat162(both_low);
     const __nv_bfloat162 second = i % 4 < 2 ? __low2bfloat162(both_high) : __high2bfloat162(both_high);
-    const __nv_bfloat162 code_lift = __float2bfloat162_rn(0x1p120f);
     uint32_t pairs[4];
     unpack_pairs(word, pairs);
-    a[0] = as_bits(__hmul2(__hmul2(as_pair(pairs[0]), code_lift), first));
-    a[1] = as_bits(__hmul2(__hmul2(as_pair(pairs[1]), code_lift), second));
-    a[2] = as_bits(__hmul2(__hmul2(as_pair(pairs[2]), code_lift), first));
-    a[3] = as_bits(__hmul2(__hmul2(as_pair(pairs[3]), code_lift), second));
+    a[0] = as_bits(__hmul2(as_pair(pairs[0]), first));
+    a[1] = as_bits(__hmul2(as_pair(pairs[1]), second));
+    a[2] = as_bits(__hmul2(as_pair(pairs[2]), first));
+    a[3] = as_bits(__hmul2(as_pair(pairs[3]), second));
   }
 };
 
@@ -117,12 +128,20 @@ struct FloatColumns {
   __device__ void load(int64_t k, int count) {
     float2 values[kTiles][2];
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      values[i][0] = values[i][1] = make_float2(0.0f, 0.0f);
-      if (row != nullptr && i < count) {
+    for (int i = 0; i < kTiles; ++i) values[i][0] = values[i][1] = make_float2(0.0f, 0.0f);
+    if (row != nullptr && count >= kTiles) {
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
         values[i][0] = *reinterpret_cast<const float2*>(row + k + 16 * i);
         values[i][1] = *reinterpret_cast<const float2*>(row + k + 16 * i + 8);
       }
+    } else if (row != nullptr) {
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i)
+        if (i < count) {
+          values[i][0] = *reinterpret_cast<const float2*>(row + k + 16 * i);
+          values[i][1] = *reinterpret_cast<const float2*>(row + k + 16 * i + 8);
+        }
     }
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)

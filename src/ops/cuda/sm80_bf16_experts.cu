@@ -31,8 +31,8 @@ int64_t most_tiles(const ExpertsProblem& p) {
   return p.places() * p.terms / tile_columns(p) + used;
 }
 
-__device__ float part_scale(const Weights& w) {
-  const float scale = w.form == WeightForm::kNvfp4 ? w.matrix_scale : 1.0f;
+__device__ float part_scale(const ExpertsProblem& p, const Weights& w) {
+  const float scale = w.form == WeightForm::kNvfp4 ? w.matrix_scale * (p.packed ? packed_lift(w.form) : 1.0f) : 1.0f;
   return w.input_scale > 0.0f ? w.input_scale * scale : scale;
 }
 
@@ -149,7 +149,7 @@ __global__ void hidden_kernel(ExpertsProblem p, ExpertsScratch s, int64_t stride
   const int64_t begin = first < 0 ? 0 : first, end = first + 16 < inner ? first + 16 : inner;
   const int64_t slices = p.split ? p.inner_slices : 1;
   const int64_t term_stride = p.places() * p.inner, slice_stride = p.terms * term_stride;
-  const float gate_scale = part_scale(expert.gate), up_scale = part_scale(expert.up);
+  const float gate_scale = part_scale(p, expert.gate), up_scale = part_scale(p, expert.up);
   float h[16];
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
@@ -260,7 +260,7 @@ __global__ void combine_kernel(ExpertsProblem p, ExpertsScratch s) {
   const int64_t term_stride = p.places() * p.width, slice_stride = p.terms * term_stride;
   const auto partial = [&](int part, int64_t place) {
     return raw_sum(s.down + part * slices * slice_stride + place * p.width + output, slices, slice_stride, p.terms,
-                   term_stride, part_scale(p.table[s.owner[place]].down));
+                   term_stride, part_scale(p, p.table[s.owner[place]].down));
   };
   float stack[16];
   int depth = 0;

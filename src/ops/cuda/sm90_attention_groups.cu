@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, 2) group_kernel(const __grid_constan
   float* to = p.sums + ((row * p.groups + group_index) * p.heads + first_head) * width;
   for (int64_t c = 2 * thread; c < width; c += 2 * kThreads) {
     float2 sums[kHeads] = {};
-#pragma unroll 4
+#pragma unroll 8
     for (int k = 0; k < count; ++k) {
       const float2 value = *reinterpret_cast<const float2*>(latents[k] + c);
 #pragma unroll
@@ -174,7 +174,7 @@ constexpr int kMergeThreads = 128, kMostGroups = 1024;
 
 // One head of a row.
 __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ Problem p) {
-  __shared__ float keep[kMostGroups], factor[kMostGroups];
+  __shared__ float maximum[kMostGroups], weight[kMostGroups], keep[kMostGroups], factor[kMostGroups];
   __shared__ float total;
   ptx::let_next_start();
   ptx::wait_for_previous();
@@ -184,25 +184,28 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
   const auto groups = static_cast<int>((tokens_of(p, at, &in_pools) + kTokens - 1) / kTokens);
   for (int g = threadIdx.x; g < groups; g += kMergeThreads) {
     const float* stats = p.stats + ((row * p.groups + g) * p.heads + head) * 2;
-    keep[g] = stats[0], factor[g] = stats[1];
+    maximum[g] = stats[0], weight[g] = stats[1];
+  }
+  __syncthreads();
+  // Each thread finds the maximum before its group as the chain would; the factors then need no order.
+  for (int g = threadIdx.x; g < groups; g += kMergeThreads) {
+    float before = maximum[0];
+    for (int i = 1; i < g; ++i) before = max_of(before, maximum[i]);
+    const float both = g == 0 ? before : max_of(before, maximum[g]);
+    keep[g] = g == 0 ? 0.0f : exp_of(before - both);
+    factor[g] = g == 0 ? 1.0f : exp_of(maximum[g] - both);
   }
   __syncthreads();
   if (threadIdx.x == 0 && groups > 0) {
-    float maximum = keep[0], sum = factor[0];
-    for (int g = 1; g < groups; ++g) {
-      const float both = max_of(maximum, keep[g]), own = exp_of(keep[g] - both), before = exp_of(maximum - both);
-      sum = fmaf(factor[g], own, sum * before);
-      maximum = both;
-      keep[g] = before;
-      factor[g] = own;
-    }
+    float sum = weight[0];
+    for (int g = 1; g < groups; ++g) sum = fmaf(weight[g], factor[g], sum * keep[g]);
     total = sum;
   }
   __syncthreads();
   for (int64_t c = threadIdx.x; c < width; c += kMergeThreads) {
     const float* from = p.sums + (row * p.groups * p.heads + head) * width + c;
     float sum = groups > 0 ? from[0] : 0.0f;
-#pragma unroll 8
+#pragma unroll 16
     for (int g = 1; g < groups; ++g) sum = fmaf(from[g * p.heads * width], factor[g], sum * keep[g]);
     p.out[(row * p.heads + head) * width + c] = groups > 0 ? sum / total : 0.0f;
   }

@@ -13,7 +13,7 @@ namespace verbatim::ops::cuda {
 
 namespace {
 
-constexpr int kStreams = 4, kMaps = (2 + kStreams) * kStreams, kDots = kMaps + 1, kDotThreads = 1024;
+constexpr int kStreams = 4, kMaps = (2 + kStreams) * kStreams, kDots = kMaps + 1, kPitch = 32, kDotThreads = 1024;
 constexpr int kEnterThreads = 256, kSinkhornThreads = 32;
 
 struct Leaving {
@@ -21,7 +21,7 @@ struct Leaving {
   const float* y;
 };
 
-// partials [rows][kDots][slices]: the 24 dots of fn, and the sum of squares.
+// partials [rows][slices][kPitch]: the 24 dots of fn, and the sum of squares.
 template <bool kFloat>
 __global__ void __launch_bounds__(kDotThreads)
     dots_kernel(Weights fn, Leaving leaving, int64_t width, float* streams, float* partials) {
@@ -82,34 +82,30 @@ __global__ void __launch_bounds__(kDotThreads)
       }
     }
     sum = lane_tree(sum);
-    if (task < kTasks && lane == 0) partials[(row * kDots + dot) * slices + stream * blocks + first / kSumSlice] = sum;
+    if (task < kTasks && lane == 0) partials[(row * slices + stream * blocks + first / kSumSlice) * kPitch + dot] = sum;
   }
 }
 
 __global__ void __launch_bounds__(kEnterThreads + kSinkhornThreads)
     maps_kernel(HyperShape shape, const float* base, const float* scale, const float* norm, const float* streams,
                 const float* partials, float* maps, float* h) {
+  extern __shared__ float parts[];  // [slices][kPitch]
   __shared__ float dots[kDots], map[kMaps], sums[kEnterThreads / 16];
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int thread = threadIdx.x, lane = thread % 32;
   const int64_t row = blockIdx.x, width = shape.width;
   const auto slices = static_cast<int>(kStreams * width / kSumSlice);
   ptx::let_next_start();
   ptx::wait_for_previous();
   streams += row * kStreams * width;
   h += row * width;
-  // A warp takes a dot at a time: a slice a lane, added left to right.
-  for (int dot = warp; dot < kDots; dot += (kEnterThreads + kSinkhornThreads) / 32) {
-    const float* own = partials + (row * kDots + dot) * slices;
-    float sum = 0.0f;
-    for (int begin = 0; begin < slices; begin += 32) {
-      const float mine = begin + lane < slices ? own[begin + lane] : 0.0f;
-#pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        const float next = __shfl_sync(0xffffffffu, mine, i);
-        if (begin + i < slices) sum = begin + i == 0 ? next : sum + next;
-      }
-    }
-    if (lane == 0) dots[dot] = sum;
+  for (int i = thread; i < slices * kPitch; i += kEnterThreads + kSinkhornThreads)
+    parts[i] = i % kPitch < kDots ? partials[row * slices * kPitch + i] : 0.0f;
+  __syncthreads();
+  if (thread < kDots) {
+    float sum = parts[thread];
+#pragma unroll 16
+    for (int i = 1; i < slices; ++i) sum = sum + parts[i * kPitch + thread];
+    dots[thread] = sum;
   }
   __syncthreads();
   if (thread < kMaps) {
@@ -196,7 +192,7 @@ bool hyper_fits(const HyperShape& shape, const Weights& fn) {
 }
 
 int64_t hyper_partial_floats(const HyperShape& shape, int64_t rows) {
-  return rows * kDots * kStreams * shape.width / kSumSlice;
+  return rows * kPitch * kStreams * shape.width / kSumSlice;
 }
 
 cudaError_t hyper_site(cudaStream_t stream, const HyperShape& shape, const Weights& fn, const float* base,
@@ -210,7 +206,8 @@ cudaError_t hyper_site(cudaStream_t stream, const HyperShape& shape, const Weigh
           ? launch(dots_kernel<true>, blocks, kDotThreads, 0, stream, fn, leaving, shape.width, streams, partials)
           : launch(dots_kernel<false>, blocks, kDotThreads, 0, stream, fn, leaving, shape.width, streams, partials);
   if (error != cudaSuccess) return error;
-  return launch(maps_kernel, static_cast<unsigned>(rows), kEnterThreads + kSinkhornThreads, 0, stream, shape, base,
+  return launch(maps_kernel, static_cast<unsigned>(rows), kEnterThreads + kSinkhornThreads,
+                static_cast<size_t>(kPitch * kStreams * shape.width / kSumSlice) * sizeof(float), stream, shape, base,
                 scale, norm, static_cast<const float*>(streams), static_cast<const float*>(partials), maps, h);
 }
 

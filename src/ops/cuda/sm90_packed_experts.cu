@@ -25,7 +25,7 @@ int64_t most_tiles(const ExpertsProblem& p) {
 }
 
 __device__ float part_scale(const Weights& w) {
-  const float scale = w.form == WeightForm::kNvfp4 ? w.matrix_scale : 1.0f;
+  const float scale = w.form == WeightForm::kNvfp4 ? w.matrix_scale * packed_lift(w.form) : 1.0f;
   return w.input_scale > 0.0f ? w.input_scale * scale : scale;
 }
 

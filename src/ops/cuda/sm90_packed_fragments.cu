@@ -138,7 +138,7 @@ __device__ void fragments_block(const RowsProduct& p, int rows, int64_t first_ti
 }
 
 template <int kColumns8, int kRowTiles>
-__global__ void __launch_bounds__(kThreads, kColumns8 <= 4 ? 2 : 1)
+__global__ void __launch_bounds__(kThreads, kColumns8 <= 6 ? 2 : 1)
     fragments_kernel(const __grid_constant__ Group group) {
   extern __shared__ __align__(16) float shared[];
   ptx::let_next_start();
@@ -196,7 +196,9 @@ cudaError_t launch_fragments(cudaStream_t stream, const RowsProduct* products, i
 
 }  // namespace
 
-int fragment_tiles(int64_t rows, int terms) { return rows * terms <= 16 ? 2 : rows * terms <= 32 ? 4 : 8; }
+int fragment_tiles(int64_t rows, int terms) {
+  return rows * terms <= 16 ? 2 : rows * terms <= 32 ? 4 : rows * terms <= 48 ? 6 : 8;
+}
 
 cudaError_t prepare_fragments(cudaStream_t stream, const Preparation& p, int tiles) {
   const int64_t count = p.columns / 16 * tiles * 8;
@@ -205,8 +207,17 @@ cudaError_t prepare_fragments(cudaStream_t stream, const Preparation& p, int til
 }
 
 cudaError_t fragment_products(cudaStream_t stream, const RowsProduct* products, int count, int64_t rows, int tiles) {
-  if (tiles == 2) return launch_fragments<2, 2>(stream, products, count, rows);
-  if (tiles == 4) return launch_fragments<4, 2>(stream, products, count, rows);
+  // Few outputs: one row tile a warp, so that there are blocks enough.
+  constexpr int64_t kFewOutputs = 8192;
+  int64_t outputs = 0;
+  for (int i = 0; i < count; ++i) outputs += products[i].weights.rows;
+  if (tiles == 2)
+    return outputs <= kFewOutputs ? launch_fragments<2, 1>(stream, products, count, rows)
+                                  : launch_fragments<2, 2>(stream, products, count, rows);
+  if (tiles == 4)
+    return outputs <= kFewOutputs ? launch_fragments<4, 1>(stream, products, count, rows)
+                                  : launch_fragments<4, 2>(stream, products, count, rows);
+  if (tiles == 6) return launch_fragments<6, 1>(stream, products, count, rows);
   return launch_fragments<8, 1>(stream, products, count, rows);
 }
 

@@ -23,7 +23,7 @@ struct Group {
 
 // One block: 8 / concurrent row tiles from first_tile on.
 template <WeightForm kForm, class Columns>
-__device__ void few_rows_block(const RowsProduct& p, Columns x, int rows, int64_t first_tile, int concurrent,
+__device__ void few_rows_block(const RowsProduct& p, Columns x, float* y, int rows, int64_t first_tile, int concurrent,
                                float* shared) {
   constexpr int kTerms = Columns::kColumnTerms;
   constexpr int kTileFloats = kTerms * 128;
@@ -90,7 +90,7 @@ __device__ void few_rows_block(const RowsProduct& p, Columns x, int rows, int64_
     const int element = static_cast<int>(threadIdx.x) + j * kThreads;
     const int64_t output = (first_tile + element / 128) * kPackedRows + element % 128 / 8;
     if (element < kWarps / concurrent * 128 && element % 8 < rows && output < w.rows)
-      p.y[element % 8 * p.y_stride + output] = totals.value(j);
+      y[element % 8 * p.y_stride + output] = totals.value(j);
   }
 }
 
@@ -103,14 +103,19 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(const __grid_cons
   const RowsProduct& p = group.products[which];
   const int concurrent = group.concurrent[which], lane = threadIdx.x % 32;
   const int64_t tile = int64_t{blockIdx.x - group.first_block[which]} * (kWarps / concurrent);
-  const bool has_row = lane / 4 < group.rows;
+  // Eight rows a layer of the grid.
+  const int64_t first_row = int64_t{blockIdx.y} * kFewRows;
+  const int rows = group.rows - static_cast<int>(first_row) < static_cast<int>(kFewRows)
+                       ? group.rows - static_cast<int>(first_row)
+                       : static_cast<int>(kFewRows);
+  const bool has_row = lane / 4 < rows;
   const auto run = [&]<class Columns>(Columns x) {
     if (p.weights.form == WeightForm::kBf16)
-      few_rows_block<WeightForm::kBf16>(p, x, group.rows, tile, concurrent, shared);
+      few_rows_block<WeightForm::kBf16>(p, x, p.y + first_row * p.y_stride, rows, tile, concurrent, shared);
     else
-      few_rows_block<WeightForm::kNvfp4>(p, x, group.rows, tile, concurrent, shared);
+      few_rows_block<WeightForm::kNvfp4>(p, x, p.y + first_row * p.y_stride, rows, tile, concurrent, shared);
   };
-  const int64_t at = lane / 4 * p.x_stride + lane % 4 * 2;
+  const int64_t at = (first_row + lane / 4) * p.x_stride + lane % 4 * 2;
   if constexpr (kPrepared) {
     Bf16Columns<kHalfTiles> x;
     x.row = has_row ? p.prepared + at : nullptr;
@@ -142,8 +147,9 @@ cudaError_t few_rows_products(cudaStream_t stream, const RowsProduct* products, 
   group.count = count;
   group.rows = static_cast<int>(rows);
   if (blocks == 0) return cudaSuccess;
-  return products[0].prepared != nullptr ? launch(few_rows_kernel<true>, blocks, kThreads, 0, stream, group)
-                                         : launch(few_rows_kernel<false>, blocks, kThreads, 0, stream, group);
+  const dim3 grid(blocks, static_cast<unsigned>((rows + kFewRows - 1) / kFewRows));
+  return products[0].prepared != nullptr ? launch(few_rows_kernel<true>, grid, kThreads, 0, stream, group)
+                                         : launch(few_rows_kernel<false>, grid, kThreads, 0, stream, group);
 }
 
 }  // namespace verbatim::ops::cuda
