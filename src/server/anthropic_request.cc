@@ -11,14 +11,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kMostTokens = int64_t{1} << 40;
-
-const std::string& string_of(const Json& object, const char* name, const std::string& where) {
-  const auto found = object.find(name);
-  if (found == object.end() || !found->is_string()) refuse_field(where + "." + name, "a string is expected");
-  return found->get_ref<const std::string&>();
-}
-
 Json text_part(const std::string& text) { return {{"type", "text"}, {"text", text}}; }
 
 // One block's text stands as a string, several as parts, in the way of a chat request's content.
@@ -51,8 +43,8 @@ std::vector<std::string> texts_of(const Json& content, const std::string& where)
   for (size_t i = 0; i < content.size(); ++i) {
     const std::string at = fmt::format("{}[{}]", where, i);
     if (!content[i].is_object()) refuse_field(at, "an object is expected");
-    if (const std::string& type = string_of(content[i], "type", at); type != "text") refuse_block(at, type);
-    texts.push_back(string_of(content[i], "text", at));
+    if (const std::string& type = string_member(content[i], "type", at); type != "text") refuse_block(at, type);
+    texts.push_back(string_member(content[i], "text", at));
   }
   return texts;
 }
@@ -80,14 +72,15 @@ void add_user(const Json& content, const std::string& where, Json& messages) {
     const std::string at = fmt::format("{}[{}]", where, i);
     const Json& block = content[i];
     if (!block.is_object()) refuse_field(at, "an object is expected");
-    const std::string& type = string_of(block, "type", at);
+    const std::string& type = string_member(block, "type", at);
     if (type == "text") {
-      texts.push_back(string_of(block, "text", at));
+      texts.push_back(string_member(block, "text", at));
     } else if (type == "tool_result") {
       const auto result = block.find("content");
       std::vector<std::string> answers = texts_of(result == block.end() ? Json() : *result, at + ".content");
-      messages.push_back(
-          {{"role", "tool"}, {"tool_call_id", string_of(block, "tool_use_id", at)}, {"content", content_of(answers)}});
+      messages.push_back({{"role", "tool"},
+                          {"tool_call_id", string_member(block, "tool_use_id", at)},
+                          {"content", content_of(answers)}});
     } else {
       refuse_block(at, type);
     }
@@ -106,18 +99,18 @@ void add_assistant(const Json& content, const std::string& where, Json& messages
       const std::string at = fmt::format("{}[{}]", where, i);
       const Json& block = content[i];
       if (!block.is_object()) refuse_field(at, "an object is expected");
-      const std::string& type = string_of(block, "type", at);
+      const std::string& type = string_member(block, "type", at);
       if (type == "text") {
-        texts.push_back(string_of(block, "text", at));
+        texts.push_back(string_member(block, "text", at));
       } else if (type == "thinking") {
         // The signature is not looked at: the client may make its own server think what it likes.
-        thinking += string_of(block, "thinking", at);
+        thinking += string_member(block, "thinking", at);
       } else if (type == "tool_use") {
         const auto input = block.find("input");
         if (input == block.end() || !input->is_object()) refuse_field(at + ".input", "an object is expected");
-        calls.push_back({{"id", string_of(block, "id", at)},
+        calls.push_back({{"id", string_member(block, "id", at)},
                          {"type", "function"},
-                         {"function", {{"name", string_of(block, "name", at)}, {"arguments", *input}}}});
+                         {"function", {{"name", string_member(block, "name", at)}, {"arguments", *input}}}});
       } else if (type != "redacted_thinking") {  // nobody else can read that
         refuse_block(at, type);
       }
@@ -140,7 +133,7 @@ Json chat_messages(const Json* system, const Json& messages) {
     const std::string at = fmt::format("messages[{}]", i);
     const Json& message = messages[i];
     if (!message.is_object()) refuse_field(at, "an object is expected");
-    const std::string& role = string_of(message, "role", at);
+    const std::string& role = string_member(message, "role", at);
     const auto content = message.find("content");
     if (content == message.end()) refuse_field(at + ".content", "it is missing; a string or blocks are expected");
     if (role == "user") {
@@ -172,9 +165,9 @@ Json chat_tools(const Json& tools) {
                                         "input_schema",
                         .code = "unsupported",
                         .param = at});
-    Json function = {{"name", string_of(tool, "name", at)}};
+    Json function = {{"name", string_member(tool, "name", at)}};
     if (const auto description = tool.find("description"); description != tool.end() && !description->is_null())
-      function["description"] = string_of(tool, "description", at);
+      function["description"] = string_member(tool, "description", at);
     const auto schema = tool.find("input_schema");
     if (schema == tool.end() || !schema->is_object()) refuse_field(at + ".input_schema", "an object is expected");
     function["parameters"] = *schema;
@@ -189,20 +182,14 @@ void read_tool_choice(const Json* choice, ChatRequest& request) {
   const std::string type = fields.string("type").value_or("");
   request.parallel_tool_calls = !fields.boolean("disable_parallel_tool_use").value_or(false);
   if (type == "any") {
-    request.tool_choice = ToolChoice::kRequired;
+    require_call("tool_choice", request);
   } else if (type == "none") {
     request.tool_choice = ToolChoice::kNone;
   } else if (type == "tool") {
-    request.tool_choice = ToolChoice::kNamed;
-    request.named_tool = fields.string("name").value_or("");
-    bool is_offered = false;
-    for (const text::OfferedTool& tool : request.tools) is_offered = is_offered || tool.name == request.named_tool;
-    if (!is_offered) refuse_field("tool_choice.name", "no tool of that name is offered");
+    require_call_of(fields.string("name").value_or(""), "tool_choice.name", request);
   } else if (type != "auto") {
     refuse_field("tool_choice.type", "auto, any, tool or none is expected");
   }
-  if (request.tool_choice == ToolChoice::kRequired && request.tools.empty())
-    refuse_field("tool_choice", "{}, but no tools are offered", type);
 }
 
 // Returns the effort that it asks for, if any.

@@ -11,7 +11,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kMostTokens = int64_t{1} << 40;
 constexpr int64_t kMostIds = INT32_MAX;
 constexpr double kMostTemperature = 100;
 
@@ -49,12 +48,6 @@ void read_stream(Fields& fields, Generation& generation) {
   }
 }
 
-std::string string_member(const Json& object, const char* name, const std::string& param) {
-  const auto found = object.find(name);
-  if (found == object.end() || !found->is_string()) refuse_field(param + "." + name, "a string is expected");
-  return found->get<std::string>();
-}
-
 void read_tool_choice(Fields& fields, ChatRequest& request) {
   request.parallel_tool_calls = fields.boolean("parallel_tool_calls").value_or(true);
   const Json* choice = fields.any("tool_choice");
@@ -67,7 +60,7 @@ void read_tool_choice(Fields& fields, ChatRequest& request) {
     } else if (word == "none") {
       request.tool_choice = ToolChoice::kNone;
     } else if (word == "required") {
-      request.tool_choice = ToolChoice::kRequired;
+      require_call(param, request);
     } else {
       refuse_field(param, "none, auto, required or an object that names a function is expected");
     }
@@ -76,16 +69,10 @@ void read_tool_choice(Fields& fields, ChatRequest& request) {
       refuse_field(param + ".type", "only function is supported");
     const auto function = choice->find("function");
     if (function == choice->end() || !function->is_object()) refuse_field(param + ".function", "an object is expected");
-    request.tool_choice = ToolChoice::kNamed;
-    request.named_tool = string_member(*function, "name", param + ".function");
-    if (std::none_of(request.tools.begin(), request.tools.end(),
-                     [&](const text::OfferedTool& tool) { return tool.name == request.named_tool; }))
-      refuse_field(param, "no tool of that name is offered");
+    require_call_of(string_member(*function, "name", param + ".function"), param, request);
   } else {
     refuse_field(param, "none, auto, required or an object that names a function is expected");
   }
-  if (request.tool_choice == ToolChoice::kRequired && request.tools.empty())
-    refuse_field(param, "required, but no tools are offered");
 }
 
 void check_media_part(const Json& part, const std::string& where) {
@@ -123,6 +110,25 @@ std::vector<int32_t> read_token_ids(const Json& ids, const std::string& param, i
     out.push_back(static_cast<int32_t>(value));
   }
   return out;
+}
+
+const std::string& string_member(const Json& object, const char* name, const std::string& param) {
+  const auto found = object.find(name);
+  if (found == object.end() || !found->is_string()) refuse_field(param + "." + name, "a string is expected");
+  return found->get_ref<const std::string&>();
+}
+
+void require_call(const std::string& param, ChatRequest& request) {
+  request.tool_choice = ToolChoice::kRequired;
+  if (request.tools.empty()) refuse_field(param, "a call is required, but no tools are offered");
+}
+
+void require_call_of(const std::string& tool, const std::string& param, ChatRequest& request) {
+  request.tool_choice = ToolChoice::kNamed;
+  request.named_tool = tool;
+  if (std::none_of(request.tools.begin(), request.tools.end(),
+                   [&](const text::OfferedTool& offered) { return offered.name == tool; }))
+    refuse_field(param, "no tool of that name is offered");
 }
 
 std::string template_effort(const std::optional<std::string>& asked, const std::string& param,

@@ -27,7 +27,14 @@ ChatRequest parse_chat_request(nlohmann::ordered_json& body, const RequestLimits
 CompletionRequest parse_completion_request(nlohmann::ordered_json& body, const RequestLimits& limits,
                                            std::vector<std::string>& unknown);
 
-// For other protocols: temperature, top_p, top_k, min_p, seed, penalties, logit_bias, stop, stop_token_ids, ignore_eos,
+// Pieces for other protocols. Most tokens that a limit can name.
+inline constexpr int64_t kMostTokens = int64_t{1} << 40;
+// object[name]; refuses "param.name" if it is no string.
+const std::string& string_member(const nlohmann::ordered_json& object, const char* name, const std::string& param);
+// Some call must be made, or one of the tool of that name; refuses `param` if it is not offered.
+void require_call(const std::string& param, ChatRequest& request);
+void require_call_of(const std::string& tool, const std::string& param, ChatRequest& request);
+// temperature, top_p, top_k, min_p, seed, penalties, logit_bias, stop, stop_token_ids, ignore_eos,
 // priority, thinking_budget, draft, stream, model, n.
 void read_sampling(Fields& fields, const RequestLimits& limits, Generation& generation);
 // One stop string or an array of them, under another name.

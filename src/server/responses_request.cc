@@ -12,17 +12,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kMostTokens = int64_t{1} << 40;
 constexpr size_t kMostMetadata = 16;
 
 [[noreturn]] void refuse_unsupported(const std::string& param, const std::string& what) {
   throw ApiFailure({.status = 400, .message = param + ": " + what, .code = "unsupported", .param = param});
-}
-
-const std::string& string_of(const Json& object, const char* name, const std::string& where) {
-  const auto found = object.find(name);
-  if (found == object.end() || !found->is_string()) refuse_field(where + "." + name, "a string is expected");
-  return found->get_ref<const std::string&>();
 }
 
 // Text parts as those of a chat message; one alone as a string.
@@ -33,14 +26,14 @@ Json content_of(const Json& content, const std::string& where) {
   for (size_t i = 0; i < content.size(); ++i) {
     const std::string at = fmt::format("{}[{}]", where, i);
     if (!content[i].is_object()) refuse_field(at, "an object is expected");
-    const std::string& type = string_of(content[i], "type", at);
+    const std::string& type = string_member(content[i], "type", at);
     if (type == "input_image" || type == "input_file" || type == "input_audio")
       refuse_unsupported(at, "parts of type " + type + " are not read by this server; send text");
     if (type == "refusal") {
-      parts.push_back({{"type", "text"}, {"text", string_of(content[i], "refusal", at)}});
+      parts.push_back({{"type", "text"}, {"text", string_member(content[i], "refusal", at)}});
     } else if (type == "input_text" || type == "output_text" || type == "text" || type == "reasoning_text" ||
                type == "summary_text") {
-      parts.push_back({{"type", "text"}, {"text", string_of(content[i], "text", at)}});
+      parts.push_back({{"type", "text"}, {"text", string_member(content[i], "text", at)}});
     } else {
       refuse_unsupported(at, "parts of type " + type.substr(0, 100) + " are not supported");
     }
@@ -68,8 +61,8 @@ class Messages {
  public:
   void add(const Json& item, const std::string& where) {
     if (!item.is_object()) refuse_field(where, "an object is expected");
-    if (item.contains("id") && !item["id"].is_null()) string_of(item, "id", where);
-    const std::string type = item.contains("type") ? string_of(item, "type", where) : "message";
+    if (item.contains("id") && !item["id"].is_null()) string_member(item, "id", where);
+    const std::string type = item.contains("type") ? string_member(item, "type", where) : "message";
     if (type == "message") {
       add_message(item, where);
     } else if (type == "reasoning") {
@@ -80,15 +73,15 @@ class Messages {
     } else if (type == "function_call") {
       Json& message = assistant(false);
       message["tool_calls"].push_back(
-          {{"id", string_of(item, "call_id", where)},
+          {{"id", string_member(item, "call_id", where)},
            {"type", "function"},
            {"function",
-            {{"name", string_of(item, "name", where)}, {"arguments", string_of(item, "arguments", where)}}}});
+            {{"name", string_member(item, "name", where)}, {"arguments", string_member(item, "arguments", where)}}}});
     } else if (type == "function_call_output") {
       const auto output = item.find("output");
       if (output == item.end()) refuse_field(where + ".output", "it is missing; a string is expected");
       push({{"role", "tool"},
-            {"tool_call_id", string_of(item, "call_id", where)},
+            {"tool_call_id", string_member(item, "call_id", where)},
             {"content", content_of(*output, where + ".output")}});
     } else if (type == "item_reference") {
       refuse_unsupported(where, "items by reference are not supported; send the item, or previous_response_id");
@@ -104,7 +97,7 @@ class Messages {
 
  private:
   void add_message(const Json& item, const std::string& where) {
-    const std::string& role = string_of(item, "role", where);
+    const std::string& role = string_member(item, "role", where);
     const auto content = item.find("content");
     if (content == item.end()) refuse_field(where + ".content", "it is missing; a string or parts are expected");
     Json converted = content_of(*content, where + ".content");
@@ -152,9 +145,9 @@ Json chat_tools(const Json& tools) {
     const std::string at = fmt::format("tools[{}]", i);
     const Json& tool = tools[i];
     if (!tool.is_object()) refuse_field(at, "an object is expected");
-    if (const std::string& type = string_of(tool, "type", at); type != "function")
+    if (const std::string& type = string_member(tool, "type", at); type != "function")
       refuse_unsupported(at, "tools of type " + type.substr(0, 100) + " are not supported; only functions are");
-    Json function = {{"name", string_of(tool, "name", at)}};
+    Json function = {{"name", string_member(tool, "name", at)}};
     for (const char* member : {"description", "parameters"})
       if (const auto found = tool.find(member); found != tool.end() && !found->is_null()) function[member] = *found;
     out.push_back({{"type", "function"}, {"function", std::move(function)}});
@@ -168,16 +161,11 @@ void read_tool_choice(const Json* choice, ChatRequest& request) {
   if (choice->is_string() && *choice == "none") {
     request.tool_choice = ToolChoice::kNone;
   } else if (choice->is_string() && *choice == "required") {
-    request.tool_choice = ToolChoice::kRequired;
-    if (request.tools.empty()) refuse_field("tool_choice", "required, but no tools are offered");
+    require_call("tool_choice", request);
   } else if (choice->is_object()) {
-    if (const std::string& type = string_of(*choice, "type", "tool_choice"); type != "function")
+    if (const std::string& type = string_member(*choice, "type", "tool_choice"); type != "function")
       refuse_unsupported("tool_choice", "type " + type.substr(0, 100) + " is not supported; only function is");
-    request.tool_choice = ToolChoice::kNamed;
-    request.named_tool = string_of(*choice, "name", "tool_choice");
-    bool is_offered = false;
-    for (const text::OfferedTool& tool : request.tools) is_offered = is_offered || tool.name == request.named_tool;
-    if (!is_offered) refuse_field("tool_choice", "no tool of that name is offered");
+    require_call_of(string_member(*choice, "name", "tool_choice"), "tool_choice", request);
   } else {
     refuse_field("tool_choice", "none, auto, required or an object that names a function is expected");
   }
