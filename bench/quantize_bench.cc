@@ -60,6 +60,7 @@ struct Batch {
       piece.source_at = static_cast<size_t>(m * 2 * kRows * kColumns);
       piece.result_at = static_cast<size_t>(m) * result;
       piece.result_bytes = result;
+      note_largest(batch, piece);
       batch.pieces.push_back(piece);
     }
   }
@@ -94,14 +95,14 @@ void memory(benchmark::State& state) {
 }
 BENCHMARK(memory)->Unit(benchmark::kMillisecond)->UseRealTime();
 
-// As convert does it: largest magnitude, scales, codes, and the sums of the errors.
+// As convert does it once the weights are read and their largest magnitude noted: scales, codes, sums of the errors.
 void quantise_with_errors(benchmark::State& state) {
   for (auto _ : state) quantise_batch(batch(), pool());
   report(state);
 }
 BENCHMARK(quantise_with_errors)->Unit(benchmark::kMillisecond)->UseRealTime();
 
-// Largest magnitude, scales and codes alone: what ModelOpt's quantise computes.
+// Largest magnitude, scales and codes from memory, matrix by matrix: what ModelOpt's quantise computes.
 void quantise(benchmark::State& state) {
   MatrixBatch& b = batch();
   const Bf16Kernels& kernels = state.range(0) == 0 ? plain_bf16_kernels() : bf16_kernels();
@@ -118,6 +119,28 @@ void quantise(benchmark::State& state) {
   report(state);
 }
 BENCHMARK(quantise)->ArgName("best")->Arg(1)->Arg(0)->Unit(benchmark::kMillisecond)->UseRealTime();
+
+// Its passes alone: 0 the largest magnitude, 1 scales and codes, 2 the errors.
+void pass(benchmark::State& state) {
+  MatrixBatch& b = batch();
+  const Bf16Kernels& kernels = bf16_kernels();
+  const auto* first = reinterpret_cast<const uint16_t*>(b.source.data());
+  const Bf16Encoder encoder(kernels.largest(first, kRows * kColumns));
+  constexpr int64_t kUnit = 1 << 17;
+  for (auto _ : state)
+    pool().for_each(kWeights / kUnit, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t unit = begin; unit < end; ++unit) {
+        const uint16_t* weights = first + unit * kUnit;
+        auto* codes = reinterpret_cast<uint8_t*>(b.result.data()) + unit * (kUnit / 2 + kUnit / 16);
+        auto* scales = codes + kUnit / 2;
+        if (state.range(0) == 0) benchmark::DoNotOptimize(kernels.largest(weights, kUnit));
+        if (state.range(0) == 1) encoder.encode(weights, kUnit / 16, codes, scales);
+        if (state.range(0) == 2) benchmark::DoNotOptimize(encoder.errors(weights, kUnit / 16, codes, scales));
+      }
+    });
+  report(state);
+}
+BENCHMARK(pass)->DenseRange(0, 2)->Unit(benchmark::kMillisecond)->UseRealTime();
 
 // What hashing costs, on one thread: the converter hashes what it reads and what it writes.
 void sha256(benchmark::State& state) {

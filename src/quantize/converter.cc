@@ -145,9 +145,7 @@ class Pipeline {
     if (batch.closes_shard) ++shard_;
     batch.source.reserve(source_bytes);
     batch.result.reserve(result_bytes);
-    for (const BatchPiece& piece : batch.pieces)
-      reader_.read(*piece.item->source, piece.offset,
-                   {batch.source.data() + piece.source_at, static_cast<size_t>(piece.bytes)});
+    for (BatchPiece& piece : batch.pieces) read_piece(batch, piece, reader_);
     if (item_ == plan_.items.size()) reader_.finish_file();
     batch.finished_sources = reader_.finished();
     return true;

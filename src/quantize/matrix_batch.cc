@@ -16,11 +16,12 @@ namespace {
 
 constexpr int64_t kUnitWeights = 1 << 17;  // a unit of work: its source fits in a core's own cache
 
+constexpr uint64_t kCachedBytes = 256 << 10;  // read and looked at in one go
+
 // Rows of one matrix.
 struct Unit {
   size_t piece = 0;
   int64_t begin = 0, rows = 0;
-  uint16_t largest = 0;
   ErrorSums errors;
 };
 
@@ -52,29 +53,20 @@ void quantise_bf16(MatrixBatch& batch, const std::vector<size_t>& pieces, Thread
     const ConversionItem& item = *batch.pieces[index].item;
     const int64_t rows = std::max<int64_t>(1, kUnitWeights / item.columns);
     for (int64_t row = 0; row < item.rows; row += rows)
-      units.push_back({index, row, std::min(rows, item.rows - row), 0, {}});
+      units.push_back({index, row, std::min(rows, item.rows - row), {}});
   }
   const auto count = static_cast<int64_t>(units.size());
   auto weights_of = [&](const Unit& unit) {
     const BatchPiece& piece = batch.pieces[unit.piece];
     return reinterpret_cast<const uint16_t*>(batch.source.data() + piece.source_at) + unit.begin * piece.item->columns;
   };
-  const Bf16Kernels& kernels = bf16_kernels();
-  pool.for_each(count, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      Unit& unit = units[static_cast<size_t>(i)];
-      unit.largest = kernels.largest(weights_of(unit), unit.rows * batch.pieces[unit.piece].item->columns);
-    }
-  });
-  std::vector<uint16_t> largest(batch.pieces.size());
-  for (const Unit& unit : units) largest[unit.piece] = std::max(largest[unit.piece], unit.largest);
   std::vector<std::optional<Bf16Encoder>> encoders(batch.pieces.size());
   for (const size_t index : pieces)
-    if (largest[index] >= 0x7f80) refuse_weights(batch.pieces[index]);
+    if (batch.pieces[index].largest >= 0x7f80) refuse_weights(batch.pieces[index]);
   pool.for_each(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const size_t index = pieces[static_cast<size_t>(i)];
-      if (largest[index] != 0) encoders[index].emplace(largest[index]);
+      if (batch.pieces[index].largest != 0) encoders[index].emplace(batch.pieces[index].largest);
       store(parts_of(batch, batch.pieces[index]).matrix_scale,
             encoders[index] ? encoders[index]->matrix_scale() : kScaleOfZeros);
     }
@@ -134,6 +126,25 @@ void Bytes::reserve(size_t bytes) {
 std::span<const std::byte> MatrixBatch::output(const BatchPiece& piece) const {
   if (piece.item->quantised) return {result.data() + piece.result_at, piece.result_bytes};
   return {source.data() + piece.source_at, static_cast<size_t>(piece.bytes)};
+}
+
+void read_piece(const MatrixBatch& batch, BatchPiece& piece, SourceReader& reader) {
+  const bool halves = piece.item->quantised && piece.item->source->dtype == checkpoint::DType::kBF16;
+  std::byte* to = batch.source.data() + piece.source_at;
+  piece.largest = 0;
+  for (uint64_t at = 0; at < piece.bytes;) {
+    const uint64_t bytes = halves ? std::min<uint64_t>(kCachedBytes, piece.bytes - at) : piece.bytes;
+    reader.read(*piece.item->source, piece.offset + at, {to + at, static_cast<size_t>(bytes)});
+    if (halves)
+      piece.largest = std::max(piece.largest, bf16_kernels().largest(reinterpret_cast<const uint16_t*>(to + at),
+                                                                     static_cast<int64_t>(bytes / 2)));
+    at += bytes;
+  }
+}
+
+void note_largest(const MatrixBatch& batch, BatchPiece& piece) {
+  piece.largest = bf16_kernels().largest(reinterpret_cast<const uint16_t*>(batch.source.data() + piece.source_at),
+                                         static_cast<int64_t>(piece.bytes / 2));
 }
 
 void quantise_batch(MatrixBatch& batch, ThreadPool& pool) {

@@ -36,6 +36,7 @@ struct BatchPiece {
   uint64_t offset = 0, bytes = 0;       // of the source tensor
   size_t source_at = 0, result_at = 0;  // in the batch
   size_t result_bytes = 0;              // quantised: all parts of the matrix, in the order of its specs
+  uint16_t largest = 0;                 // BF16, quantised: the largest magnitude (Bf16Kernels::largest)
   float input_scale = 0;                // quantised and stored beside the weights, else 0
   ErrorSums errors;                     // quantised
 };
@@ -50,6 +51,12 @@ struct MatrixBatch {
   // The bytes that a piece becomes.
   std::span<const std::byte> output(const BatchPiece& piece) const;
 };
+
+// Fills a piece's bytes from the source. Weights to be quantised are looked at for their largest magnitude while they
+// are in the cache, so that quantising reads them from memory once. Throws what SourceReader::read throws.
+void read_piece(const MatrixBatch& batch, BatchPiece& piece, SourceReader& reader);
+// What read_piece notes of the bytes, for batches that were filled otherwise.
+void note_largest(const MatrixBatch& batch, BatchPiece& piece);
 
 // Quantises every piece that is to be, on the pool. The result does not depend on it. Throws Error(kFormat), naming the
 // tensor, for weights that are not finite.

@@ -84,7 +84,9 @@ const Bf16Kernels& plain_bf16_kernels() {
 }
 
 const Bf16Kernels& bf16_kernels() {
-  static const Bf16Kernels& best = ops::cpu::avx2_is_available() ? avx2_bf16_kernels() : plain_bf16_kernels();
+  static const Bf16Kernels& best = ops::cpu::avx512_is_available() ? avx512_bf16_kernels()
+                                   : ops::cpu::avx2_is_available() ? avx2_bf16_kernels()
+                                                                   : plain_bf16_kernels();
   return best;
 }
 

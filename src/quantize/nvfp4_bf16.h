@@ -40,8 +40,9 @@ struct Bf16Kernels {
 };
 
 const Bf16Kernels& plain_bf16_kernels();
-// The same as plain where the processor is another; call only if ops::cpu::avx2_is_available().
+// The same as plain where the processor is another; call only if ops::cpu::avx2_is_available(), avx512_is_available().
 const Bf16Kernels& avx2_bf16_kernels();
+const Bf16Kernels& avx512_bf16_kernels();
 // The best this machine runs. All give the same bits.
 const Bf16Kernels& bf16_kernels();
 

@@ -31,15 +31,35 @@ uint16_t largest(const uint16_t* weights, int64_t count) {
   return static_cast<uint16_t>(result);
 }
 
-// One block: its scale, and a word a pair of elements with the pair's byte at the bottom, other bits zero.
-inline __m256i encode_block(const Bf16Tables& tables, const uint16_t* weights, uint8_t* scale) {
+// The larger of words 2 i and 2 i + 1 of a and b side by side: one level of a tree over eight registers.
+inline __m128i halve(__m128i a, __m128i b) {
+  const __m128i low = _mm_set1_epi32(0xffff);
+  return _mm_max_epu16(_mm_packus_epi32(_mm_and_si128(a, low), _mm_and_si128(b, low)),
+                       _mm_packus_epi32(_mm_srli_epi32(a, 16), _mm_srli_epi32(b, 16)));
+}
+
+// Eight blocks: where each one's scale stands in the table, or -1 for those whose scale is 1.
+inline void scale_places(const Bf16Tables& tables, const uint16_t* weights, int16_t* places) {
+  const __m256i magnitude_bits = _mm256_set1_epi16(0x7fff);
+  __m128i most[8];
+  for (int j = 0; j < 8; ++j) {
+    const __m256i w =
+        _mm256_and_si256(magnitude_bits, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + 16 * j)));
+    most[j] = _mm_max_epu16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
+  }
+  const __m128i all = halve(halve(halve(most[0], most[1]), halve(most[2], most[3])),
+                            halve(halve(most[4], most[5]), halve(most[6], most[7])));
+  const __m128i lowest = _mm_set1_epi16(static_cast<int16_t>(tables.lowest));
+  const __m128i place = _mm_sub_epi16(_mm_max_epi16(all, lowest), lowest);
+  const __m128i told_apart = _mm_cmpgt_epi16(all, _mm_set1_epi16(static_cast<int16_t>(tables.zero_limit)));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(places),
+                   _mm_or_si128(place, _mm_xor_si128(told_apart, _mm_set1_epi16(-1))));
+}
+
+// One block under its scale's cuts: a word a pair of elements with the pair's byte at the bottom, other bits zero.
+inline __m256i encode_block(const uint32_t* cuts, const uint16_t* weights) {
   const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights));
   const __m256i magnitude = _mm256_and_si256(w, _mm256_set1_epi16(0x7fff));
-  const int32_t most = largest_lane(magnitude);
-  const uint8_t s =
-      most <= tables.zero_limit ? uint8_t{0x38} : tables.scales[std::max(most, tables.lowest) - tables.lowest];
-  *scale = s;
-  const uint32_t* cuts = tables.cuts[s];
   auto above = [&](int k) { return _mm256_cmpgt_epi16(magnitude, _mm256_set1_epi32(static_cast<int>(cuts[k]))); };
   // Each comparison is 0 or -1. Two chains, so that they overlap.
   const __m256i low = _mm256_add_epi16(_mm256_add_epi16(above(0), above(1)), _mm256_add_epi16(above(2), above(3)));
@@ -50,22 +70,30 @@ inline __m256i encode_block(const Bf16Tables& tables, const uint16_t* weights, u
   return _mm256_and_si256(pair, _mm256_set1_epi32(0xff));
 }
 
+// Four blocks to 32 bytes.
+inline void encode_four(const Bf16Tables& tables, const uint16_t* weights, const uint8_t* scales, uint8_t* codes) {
+  const __m256i pair0 = encode_block(tables.cuts[scales[0]], weights);
+  const __m256i pair1 = encode_block(tables.cuts[scales[1]], weights + 16);
+  const __m256i pair2 = encode_block(tables.cuts[scales[2]], weights + 32);
+  const __m256i pair3 = encode_block(tables.cuts[scales[3]], weights + 48);
+  const __m256i bytes = _mm256_packus_epi16(_mm256_packus_epi32(pair0, pair1), _mm256_packus_epi32(pair2, pair3));
+  // Packing keeps to halves: groups of four bytes stand as 0 1 2 3 (low halves of each block) | high halves.
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm256_permutevar8x32_epi32(bytes, order));
+}
+
 void encode(const Bf16Tables& tables, const uint16_t* weights, int64_t blocks, uint8_t* codes, uint8_t* scales) {
   int64_t block = 0;
-  for (; block + 4 <= blocks; block += 4) {
-    __m256i pairs[4];
-    for (int j = 0; j < 4; ++j) pairs[j] = encode_block(tables, weights + 16 * (block + j), scales + block + j);
-    const __m256i bytes =
-        _mm256_packus_epi16(_mm256_packus_epi32(pairs[0], pairs[1]), _mm256_packus_epi32(pairs[2], pairs[3]));
-    // Packing keeps to halves: groups of four bytes stand as 0 1 2 3 (low halves of each block) | high halves.
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 8 * block), _mm256_permutevar8x32_epi32(bytes, order));
+  for (; block + 8 <= blocks; block += 8, weights += 128, codes += 64) {
+    int16_t places[8];
+    scale_places(tables, weights, places);
+    uint8_t eight[8];
+    for (int j = 0; j < 8; ++j) eight[j] = places[j] < 0 ? uint8_t{0x38} : tables.scales[places[j]];
+    encode_four(tables, weights, eight, codes);
+    encode_four(tables, weights + 64, eight + 4, codes + 32);
+    std::memcpy(scales + block, eight, 8);
   }
-  for (; block < blocks; ++block) {
-    alignas(32) uint32_t pairs[8];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(pairs), encode_block(tables, weights + 16 * block, scales + block));
-    for (int i = 0; i < 8; ++i) codes[8 * block + i] = static_cast<uint8_t>(pairs[i]);
-  }
+  if (block < blocks) plain_bf16_kernels().encode(tables, weights, blocks - block, codes, scales + block);
 }
 
 // bfloat16 to float32, eight at a time.

@@ -23,6 +23,7 @@ namespace {
 std::vector<const Bf16Kernels*> every_kernel() {
   std::vector<const Bf16Kernels*> kernels = {&plain_bf16_kernels()};
   if (ops::cpu::avx2_is_available()) kernels.push_back(&avx2_bf16_kernels());
+  if (ops::cpu::avx512_is_available()) kernels.push_back(&avx512_bf16_kernels());
   return kernels;
 }
 
