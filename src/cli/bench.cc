@@ -26,7 +26,7 @@ namespace {
 
 struct Options {
   std::string synthetic, form = "nvfp4", backend = "cpu";
-  int64_t layers = 0, experts = 0, context = 2048;
+  int64_t layers = 0, experts = 0, context = 2048, prompt_rows = 0;
   std::string path, precision = "full", next_n_experts = "stored";
   std::vector<int64_t> sequences = {1, 4, 16};
   int64_t prompt = 128, tokens = 64, repeats = 3;
@@ -169,6 +169,7 @@ void run_synthetic(const Options& options) {
   bench.layers = options.layers;
   bench.experts = options.experts;
   bench.context = options.context;
+  bench.prompt_rows = options.prompt_rows;
   bench.sequences = options.sequences;
   bench.tokens = options.tokens;
   bench.repeats = options.repeats;
@@ -188,9 +189,11 @@ void add_bench(CLI::App& app) {
                                      "Instead: decode steps of a model made in memory, and each operator's part")
                         ->check(CLI::IsMember({"tiny", "released"}));
   directory->excludes(synthetic);
-  for (auto& [name, value, text] : {std::tuple{"--layers", &options->layers, "Layers of the synthetic model"},
-                                    std::tuple{"--experts", &options->experts, "Its experts"},
-                                    std::tuple{"--context", &options->context, "Tokens before its first step"}})
+  for (auto& [name, value, text] :
+       {std::tuple{"--layers", &options->layers, "Layers of the synthetic model"},
+        std::tuple{"--experts", &options->experts, "Its experts"},
+        std::tuple{"--context", &options->context, "Tokens before its first step"},
+        std::tuple{"--prompt-rows", &options->prompt_rows, "Time a prompt of so many tokens in one step too"}})
     command->add_option(name, *value, text)->check(CLI::Range(1, 1 << 20))->needs(synthetic);
   command->add_option("--form", options->form, "How it stores its experts")
       ->check(CLI::IsMember({"nvfp4", "bf16"}))

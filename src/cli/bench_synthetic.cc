@@ -202,6 +202,26 @@ Measured measure(ops::Ops& ops, const model::Model& model, const SyntheticBenchO
   return result;
 }
 
+// Seconds of a prompt of so many rows in one step, median and slowest, head aside.
+std::pair<double, double> measure_prompt(ops::Ops& ops, const model::Model& model, int64_t rows, int64_t repeats) {
+  state::Storage storage(ops, model.config, 1, state::pages_for(rows));
+  model::Workspace workspace(ops, model.config, rows);
+  std::vector<int32_t> pages(static_cast<size_t>(state::pages_for(rows))), ids(static_cast<size_t>(rows));
+  std::iota(pages.begin(), pages.end(), 0);
+  for (size_t i = 0; i < ids.size(); ++i)
+    ids[i] = static_cast<int32_t>(mix_bits(i + 7) % static_cast<uint64_t>(model.config.vocabulary));
+  const state::Sequence sequence(0, pages);
+  const ops::Span span = sequence.next(0, rows, rows);
+  std::vector<double> seconds;
+  for (int64_t i = 0; i <= repeats; ++i) {
+    const auto start = Clock::now();
+    model::forward(ops, model, storage.state(), {&span, 1}, ids, workspace);
+    ops.synchronise();
+    if (i > 0) seconds.push_back(microseconds_since(start) * 1e-6);
+  }
+  return {median(seconds), *std::max_element(seconds.begin(), seconds.end())};
+}
+
 // Sequences whose states and pages fit in what is free, less a reserve for working memory.
 int64_t most_sequences(ops::Ops& ops, const model::Config& config, const SyntheticBenchOptions& options) {
   constexpr int64_t kReserve = int64_t{3} << 30, kMost = 64;
@@ -298,6 +318,16 @@ void bench_synthetic(const SyntheticBenchOptions& options) {
     const Measured m = measure(*ops, model, options, asked > 0 ? asked : most_sequences(*ops, model.config, options));
     if (!options.json) print(m, bandwidth);
     out["rows"].push_back(as_json(m, bandwidth));
+  }
+  if (options.prompt_rows > 0) {
+    const auto [seconds, slowest] =
+        measure_prompt(*ops, model, options.prompt_rows, std::max<int64_t>(options.repeats, 1));
+    const auto rows = static_cast<double>(options.prompt_rows);
+    out["prompt"] = {
+        {"rows", options.prompt_rows}, {"tokens_per_s", rows / seconds}, {"slowest_tokens_per_s", rows / slowest}};
+    if (!options.json)
+      fmt::print("\na prompt of {} tokens in one step: {:.0f} tokens/s (slowest {:.0f})\n", options.prompt_rows,
+                 rows / seconds, rows / slowest);
   }
   if (options.json) fmt::print("{}\n", out.dump(2));
 }

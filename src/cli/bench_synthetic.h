@@ -13,6 +13,7 @@ struct SyntheticBenchOptions {
   int64_t context = 2048;          // tokens before the first step
   std::vector<int64_t> sequences;  // 0: as many as fit, at most 64
   int64_t tokens = 16, repeats = 5;
+  int64_t prompt_rows = 0;  // of a prompt to time as one step; 0: none
   int threads = 0;
   bool operators = true;
   bool json = false;

@@ -202,6 +202,7 @@ Maps reference_maps(const HyperShape& shape, const StoredMatrix& fn, const Float
 TEST(HyperConnections, MatchFloat64) {
   const EveryBackend backends;
   for (const auto& [streams, width, stream_scale] : {std::tuple<int64_t, int64_t, float>{4, 256, 1.0f},
+                                                     {4, 1024, 2.0f},
                                                      {4, 1000, 30.0f},
                                                      {2, 17, 1.0f},
                                                      {1, 64, 1.0f},

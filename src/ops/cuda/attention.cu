@@ -5,6 +5,7 @@
 #include "ops/cuda/launch.h"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/ptx/dependency.cuh"
+#include "ops/cuda/shapes.h"
 #include "ops/cuda/spans.cuh"
 #include "ops/cuda/sums.cuh"
 
@@ -313,7 +314,7 @@ template <int kHeads>
 cudaError_t launch_attend(cudaStream_t stream, const IndexShape& shape, int64_t heads, int64_t width, float scale,
                           const float* q, const SpanTable& spans, const LatentCache& cache, const Selection& selection,
                           float* out) {
-  const auto bytes = static_cast<int>(2 * kHeads * width * static_cast<int64_t>(sizeof(float)));
+  const auto bytes = static_cast<int>(attention_shared_bytes(kHeads, width));
   const cudaError_t error =
       cudaFuncSetAttribute(attend_kernel<kHeads>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
@@ -344,7 +345,7 @@ cudaError_t select_pools(cudaStream_t stream, const IndexShape& shape, const flo
     // Few rows: few pools a block, so that more of the device works.
     const int64_t block_pools = count <= 16 ? kGroups : 4 * kGroups;
     const int64_t tiles = (most_pools + block_pools - 1) / block_pools;
-    const auto bytes = static_cast<int>(shape.heads * (shape.width + 1) * static_cast<int64_t>(sizeof(float)));
+    const auto bytes = static_cast<int>(index_score_shared_bytes(shape.heads, shape.width));
     const cudaError_t error =
         launch(score_kernel, static_cast<unsigned>(count * tiles), kThreads, static_cast<size_t>(bytes), stream, shape,
                q, head_weights, spans, first, cache, scores, stride, tiles, block_pools);

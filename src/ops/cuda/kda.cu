@@ -3,6 +3,7 @@
 // * width floats, 77 KB at the released width of 128. Bytes: S of a head once a chunk and product (64 KB at width 128).
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/math.cuh"
+#include "ops/cuda/shapes.h"
 #include "ops/cuda/sums.cuh"
 
 namespace verbatim::ops::cuda {
@@ -11,8 +12,6 @@ namespace {
 
 constexpr int kThreads = 256, kChunk = static_cast<int>(kChunkRows);
 constexpr int kFadedPitch = 2 * kChunk + 4, kFadePitch = kChunk + 4;
-
-int64_t shared_floats(int64_t width) { return (4 * kChunk + 2 * kChunk + kFadedPitch + kFadePitch) * width; }
 
 struct Problem {
   KdaShape shape;
@@ -307,7 +306,7 @@ __global__ void __launch_bounds__(kThreads) kda_kernel(const __grid_constant__ P
 cudaError_t kda(cudaStream_t stream, const KdaShape& shape, const KdaWeights& weights, const KdaInputs& inputs,
                 const KdaState& state, const SpanTable& spans, float* side, float* out) {
   if (spans.count == 0) return cudaSuccess;
-  const auto bytes = static_cast<int>(shared_floats(shape.width) * static_cast<int64_t>(sizeof(float)));
+  const auto bytes = static_cast<int>(kda_shared_bytes(shape.width));
   const cudaError_t error = cudaFuncSetAttribute(kda_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   const Problem problem{shape, weights, inputs, state, spans, side, out};

@@ -6,6 +6,7 @@
 #include <cuda_bf16.h>
 
 #include "ops/cuda/ptx/async_copy.cuh"
+#include "ops/cuda/shapes.h"
 #include "ops/cuda/sm80_bf16_tile.cuh"
 
 namespace verbatim::ops::cuda {
@@ -17,6 +18,8 @@ struct SliceShared {
   uint16_t weights[kTileOutputs][kSlicePitch];
   uint16_t x[kN][kSlicePitch];
 };
+static_assert(sizeof(SliceShared<32>) == bf16_slice_shared_bytes(32));
+static_assert(sizeof(TileShared<64>) == bf16_tile_shared_bytes(64));
 
 // True if slices of the matrix can be read sixteen bytes at a time: else bf16_tile takes them.
 __device__ inline bool slices_are_aligned(const Weights& w, int parts) {

@@ -6,6 +6,7 @@
 
 #include "ops/cuda/packed.cuh"
 #include "ops/cuda/ptx/async_copy.cuh"
+#include "ops/cuda/shapes.h"
 #include "ops/cuda/sm80_bf16_tile.cuh"
 
 namespace verbatim::ops::cuda {
@@ -16,6 +17,7 @@ template <int kN>
 struct WideShared {
   uint16_t x[kTileRing][kN][kTilePitch];
 };
+static_assert(sizeof(WideShared<128>) == packed_tile_shared_bytes(128));
 
 // Sums of outputs first_output .. + 127 and columns first_column .. + kN - 1 of one part, times `scale`, to c.raw's
 // [parts][terms][rows][outputs].

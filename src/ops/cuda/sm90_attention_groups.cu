@@ -6,6 +6,7 @@
 #include "ops/cuda/launch.h"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/ptx/dependency.cuh"
+#include "ops/cuda/shapes.h"
 #include "ops/cuda/spans.cuh"
 #include "ops/cuda/sums.cuh"
 
@@ -230,7 +231,7 @@ cudaError_t attend_groups(cudaStream_t stream, const IndexShape& shape, int64_t 
   Problem p{shape, heads, width, scale, q, spans, cache, selection, working, nullptr, out, attention_groups(shape), 0};
   p.head_tiles = (heads + kHeads - 1) / kHeads;
   p.stats = working + spans.rows * p.groups * heads * width;
-  const auto bytes = static_cast<size_t>(kHeads * width) * sizeof(float);
+  const auto bytes = static_cast<size_t>(attention_group_shared_bytes(width));
   const cudaError_t error =
       launch(group_kernel, static_cast<unsigned>(spans.rows * p.groups * p.head_tiles), kThreads, bytes, stream, p);
   if (error != cudaSuccess) return error;

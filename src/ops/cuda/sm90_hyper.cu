@@ -6,6 +6,8 @@
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/ptx/barrier.cuh"
 #include "ops/cuda/ptx/dependency.cuh"
+#include "ops/cuda/ptx/reciprocal.cuh"
+#include "ops/cuda/shapes.h"
 #include "ops/cuda/sums.cuh"
 #include "ops/cuda/weights.cuh"
 
@@ -86,6 +88,17 @@ __global__ void __launch_bounds__(kDotThreads)
   }
 }
 
+// a / b, rounded to nearest, of numbers far from the ends of float32's range: the reciprocal, one step of Newton's, and
+// two corrections of the quotient by its remainder, as the compiler's own division has it behind its range checks.
+__device__ float quotient(float a, float b) {
+  if (!(fabsf(a) < 0x1p60f && fabsf(b) < 0x1p60f && fabsf(a) > 0x1p-60f && fabsf(b) > 0x1p-60f)) return a / b;
+  const float guess = ptx::reciprocal(b);
+  const float inverse = fmaf(guess, fmaf(-b, guess, 1.0f), guess);
+  float q = a * inverse;
+  q = fmaf(fmaf(-b, q, a), inverse, q);
+  return fmaf(fmaf(-b, q, a), inverse, q);
+}
+
 __global__ void __launch_bounds__(kEnterThreads + kSinkhornThreads)
     maps_kernel(HyperShape shape, const float* base, const float* scale, const float* norm, const float* streams,
                 const float* partials, float* maps, float* h) {
@@ -132,17 +145,17 @@ __global__ void __launch_bounds__(kEnterThreads + kSinkhornThreads)
       most = most < other ? other : most;
     }
     value = exp_of(value - most);
-    const auto divide = [&](bool by_rows, float epsilon, float added) {
-      const float a = by_rows ? row_of(0) : column_of(0), b = by_rows ? row_of(1) : column_of(1);
-      const float c = by_rows ? row_of(2) : column_of(2), d = by_rows ? row_of(3) : column_of(3);
-      value = value / (a + b + c + d + epsilon);
-      value = value + added;
+    const auto divide = [&](float a, float b, float c, float d, float epsilon) {
+      value = quotient(value, a + b + c + d + epsilon);
     };
-    divide(true, 0.0f, shape.epsilon);
-    divide(false, shape.epsilon, 0.0f);
+    const auto divide_rows = [&](float epsilon) { divide(row_of(0), row_of(1), row_of(2), row_of(3), epsilon); };
+    const auto divide_columns = [&] { divide(column_of(0), column_of(1), column_of(2), column_of(3), shape.epsilon); };
+    divide_rows(0.0f);
+    value = value + shape.epsilon;
+    divide_columns();
     for (int round = 1; round < shape.sinkhorn_iterations; ++round) {
-      divide(true, shape.epsilon, 0.0f);
-      divide(false, shape.epsilon, 0.0f);
+      divide_rows(shape.epsilon);
+      divide_columns();
     }
     if (lane < 16) maps[row * kMaps + 2 * kStreams + i] = value;
     return;
@@ -207,8 +220,8 @@ cudaError_t hyper_site(cudaStream_t stream, const HyperShape& shape, const Weigh
           : launch(dots_kernel<false>, blocks, kDotThreads, 0, stream, fn, leaving, shape.width, streams, partials);
   if (error != cudaSuccess) return error;
   return launch(maps_kernel, static_cast<unsigned>(rows), kEnterThreads + kSinkhornThreads,
-                static_cast<size_t>(kPitch * kStreams * shape.width / kSumSlice) * sizeof(float), stream, shape, base,
-                scale, norm, static_cast<const float*>(streams), static_cast<const float*>(partials), maps, h);
+                static_cast<size_t>(hyper_shared_bytes(shape.width)), stream, shape, base, scale, norm,
+                static_cast<const float*>(streams), static_cast<const float*>(partials), maps, h);
 }
 
 }  // namespace verbatim::ops::cuda

@@ -7,6 +7,7 @@
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/ptx/async_copy.cuh"
 #include "ops/cuda/ptx/dependency.cuh"
+#include "ops/cuda/shapes.h"
 #include "ops/cuda/sums.cuh"
 
 namespace verbatim::ops::cuda {
@@ -187,7 +188,7 @@ bool kda_takes_rows(const KdaShape& shape, const Span* spans, int64_t count) {
 cudaError_t kda_rows(cudaStream_t stream, const KdaShape& shape, const KdaWeights& weights, const KdaInputs& inputs,
                      const KdaState& state, const SpanTable& spans, float* out) {
   if (spans.count == 0) return cudaSuccess;
-  const auto bytes = static_cast<size_t>((shape.width + kChunk) * shape.width) * sizeof(float);
+  const auto bytes = static_cast<size_t>(kda_row_shared_bytes(shape.width));
   const Problem problem{shape, weights, inputs, state, spans, out};
   return launch(row_kernel, static_cast<unsigned>(spans.count * shape.heads), kThreads, bytes, stream, problem);
 }

@@ -8,13 +8,14 @@
 #include "ops/cuda/ptx/dependency.cuh"
 #include "ops/cuda/ptx/mma.cuh"
 #include "ops/cuda/rounding.cuh"
+#include "ops/cuda/shapes.h"
 #include "ops/cuda/slices.cuh"
 
 namespace verbatim::ops::cuda {
 
 namespace {
 
-constexpr int kWarps = 8, kThreads = kWarps * 32, kColumns = static_cast<int>(kFewRows), kDownTiles = 2,
+constexpr int kWarps = 8, kThreads = kWarps * 32, kColumns = static_cast<int>(kFewRows), kGateTiles = 2, kDownTiles = 4,
               kDownStageTiles = 8;
 
 int64_t tiles_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
@@ -131,87 +132,97 @@ constexpr int gate_stage_tiles() {
 
 template <WeightForm kForm, class Columns, bool kTwoInputs>
 __device__ void gate_up_block(const ExpertsProblem& p, const ExpertsScratch& s, const ExpertTable& expert,
-                              Columns gate_x, Columns up_x, int64_t tile, int64_t first_place, int count,
+                              Columns gate_x, Columns up_x, int64_t first_tile, int64_t first_place, int count,
                               float* shared) {
   constexpr int kTerms = Columns::kColumnTerms, kMatrixFloats = kTerms * 128, kWarpFloats = 2 * kMatrixFloats;
   constexpr int kStageTiles = gate_stage_tiles<kForm>(), kStages = 16 / kStageTiles;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Slices slices(p.columns, 1);
-  int slice = warp;
+  const int64_t all_tiles = (expert.gate.rows + kPackedRows - 1) / kPackedRows;
+  const int64_t last = first_tile + kGateTiles < all_tiles ? first_tile + kGateTiles : all_tiles;
   Stage<kForm, kStageTiles> gates[2], ups[2];
-  const auto load = [&](int to, int at, int stage) {
-    const int left = at < slices.total ? slices.tiles(at) - stage * kStageTiles : 0;
+  const auto load = [&](int to, int64_t tile, int at, int stage) {
+    const int left = at < slices.total && tile < last ? slices.tiles(at) - stage * kStageTiles : 0;
     if (left <= 0) return;
     gates[to].load(expert.gate, tile, slices.column(at) + stage * kStageTiles * 16, left, lane);
     ups[to].load(expert.up, tile, slices.column(at) + stage * kStageTiles * 16, left, lane);
   };
-  load(0, slice, 0);
+  load(0, first_tile, warp, 0);
   // Threads 0 to 127 add the gate's sums, the others up's.
   const int matrix = threadIdx.x / 128, element = threadIdx.x % 128;
-  SliceTotals<1, kTerms> totals(1, part_scale(matrix == 0 ? expert.gate : expert.up));
-  for (int first = 0, buffer = 0; first < slices.total; first += kWarps, slice += kWarps, buffer ^= 1) {
-    float gate_sums[kTerms][4] = {}, up_sums[kTerms][4] = {};
-    const int tiles = slice < slices.total ? slices.tiles(slice) : 0;
+  const float scale = part_scale(matrix == 0 ? expert.gate : expert.up);
+  int buffer = 0;
+  for (int64_t tile = first_tile; tile < last; ++tile) {
+    SliceTotals<1, kTerms> totals(1, scale);
+    for (int first = 0; first < slices.total; first += kWarps, buffer ^= 1) {
+      const int slice = first + warp;
+      float gate_sums[kTerms][4] = {}, up_sums[kTerms][4] = {};
+      const int tiles = slice < slices.total ? slices.tiles(slice) : 0;
 #pragma unroll
-    for (int stage = 0; stage < kStages; ++stage) {
-      if (stage + 1 < kStages)
-        load((stage + 1) % 2, slice, stage + 1);
-      else
-        load(0, slice + kWarps, 0);
-      const int begin = stage * kStageTiles;
-      if (begin >= tiles) continue;
-      gate_x.load(slices.column(slice) + begin * 16, tiles - begin);
-      if (kTwoInputs) up_x.load(slices.column(slice) + begin * 16, tiles - begin);
+      for (int stage = 0; stage < kStages; ++stage) {
+        if (stage + 1 < kStages)
+          load((stage + 1) % 2, tile, slice, stage + 1);
+        else if (first + kWarps < slices.total)
+          load(0, tile, slice + kWarps, 0);
+        else
+          load(0, tile + 1, warp, 0);
+        const int begin = stage * kStageTiles;
+        if (begin >= tiles) continue;
+        gate_x.load(slices.column(slice) + begin * 16, tiles - begin);
+        if (kTwoInputs) up_x.load(slices.column(slice) + begin * 16, tiles - begin);
 #pragma unroll
-      for (int i = 0; i < kStageTiles; ++i) {
-        uint32_t gate[4], up[4];
-        gates[stage % 2].operand(i, gate);
-        ups[stage % 2].operand(i, up);
+        for (int i = 0; i < kStageTiles; ++i) {
+          uint32_t gate[4], up[4];
+          gates[stage % 2].operand(i, gate);
+          ups[stage % 2].operand(i, up);
 #pragma unroll
-        for (int term = 0; term < kTerms; ++term) {
-          ptx::mma_m16n8k16_bf16(gate_sums[term], gate, gate_x.operand(i, term));
-          ptx::mma_m16n8k16_bf16(up_sums[term], up, (kTwoInputs ? up_x : gate_x).operand(i, term));
+          for (int term = 0; term < kTerms; ++term) {
+            ptx::mma_m16n8k16_bf16(gate_sums[term], gate, gate_x.operand(i, term));
+            ptx::mma_m16n8k16_bf16(up_sums[term], up, (kTwoInputs ? up_x : gate_x).operand(i, term));
+          }
         }
       }
-    }
-    float* to = shared + (buffer * kWarps + warp) * kWarpFloats + lane / 4 * 8 + lane % 4 * 2;
+      float* to = shared + (buffer * kWarps + warp) * kWarpFloats + lane / 4 * 8 + lane % 4 * 2;
 #pragma unroll
-    for (int term = 0; term < kTerms; ++term)
+      for (int term = 0; term < kTerms; ++term)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        *reinterpret_cast<float2*>(to + term * 128 + half * 64) =
-            make_float2(gate_sums[term][half * 2], gate_sums[term][half * 2 + 1]);
-        *reinterpret_cast<float2*>(to + kMatrixFloats + term * 128 + half * 64) =
-            make_float2(up_sums[term][half * 2], up_sums[term][half * 2 + 1]);
+        for (int half = 0; half < 2; ++half) {
+          *reinterpret_cast<float2*>(to + term * 128 + half * 64) =
+              make_float2(gate_sums[term][half * 2], gate_sums[term][half * 2 + 1]);
+          *reinterpret_cast<float2*>(to + kMatrixFloats + term * 128 + half * 64) =
+              make_float2(up_sums[term][half * 2], up_sums[term][half * 2 + 1]);
+        }
+      __syncthreads();
+      const float* from = shared + buffer * kWarps * kWarpFloats + matrix * kMatrixFloats + element;
+      for (int i = 0; i < kWarps && first + i < slices.total; ++i) {
+        float terms[kTerms];
+#pragma unroll
+        for (int term = 0; term < kTerms; ++term) terms[term] = from[i * kWarpFloats + term * 128];
+        totals.add(0, slices, first + i, terms);
       }
-    __syncthreads();
-    const float* from = shared + buffer * kWarps * kWarpFloats + matrix * kMatrixFloats + element;
-    for (int i = 0; i < kWarps && first + i < slices.total; ++i) {
-      float terms[kTerms];
-#pragma unroll
-      for (int term = 0; term < kTerms; ++term) terms[term] = from[i * kWarpFloats + term * 128];
-      totals.add(0, slices, first + i, terms);
     }
+    // Up's totals, where no sums of the last round stand.
+    float* of_up = shared + buffer * kWarps * kWarpFloats;
+    if (matrix == 1) of_up[element] = totals.value(0);
+    __syncthreads();
+    const int64_t output = tile * kPackedRows + element / 8;
+    if (matrix == 0 && element % 8 < count && output < expert.gate.rows)
+      s.hidden_float[(first_place + element % 8) * p.inner + output] =
+          swiglu_of(totals.value(0), of_up[element], p.limit);
+    __syncthreads();
   }
-  __syncthreads();
-  if (matrix == 1) shared[element] = totals.value(0);
-  __syncthreads();
-  const int64_t output = tile * kPackedRows + element / 8;
-  if (matrix == 0 && element % 8 < count && output < expert.gate.rows)
-    s.hidden_float[(first_place + element % 8) * p.inner + output] =
-        swiglu_of(totals.value(0), shared[element], p.limit);
 }
 
 template <int kTerms, bool kPrepared>
 __global__ void __launch_bounds__(kThreads, 2)
-    gate_up_kernel(const __grid_constant__ ExpertsProblem p, const __grid_constant__ ExpertsScratch s,
-                   uint32_t row_tiles, int64_t x_stride) {
+    gate_up_kernel(const __grid_constant__ ExpertsProblem p, const __grid_constant__ ExpertsScratch s, uint32_t blocks,
+                   int64_t x_stride) {
   extern __shared__ __align__(16) float shared[];
   ptx::let_next_start();
   ptx::wait_for_previous();
-  const uint32_t slot = blockIdx.x / row_tiles;
+  const uint32_t slot = blockIdx.x / blocks;
   if (slot >= static_cast<uint32_t>(*s.tile_count)) return;
-  const int64_t tile = blockIdx.x % row_tiles;
+  const int64_t tile = int64_t{blockIdx.x % blocks} * kGateTiles;
   const int32_t e = s.tile_expert[slot], begin = s.tile_begin[slot];
   const ExpertTable& expert = p.table[e];
   if (tile * kPackedRows >= expert.gate.rows) return;
@@ -290,7 +301,7 @@ __device__ void down_block(const ExpertsProblem& p, const ExpertsScratch& s, con
         *reinterpret_cast<float2*>(to + term * 128 + half * 64) =
             make_float2(sums[term][half * 2], sums[term][half * 2 + 1]);
     __syncthreads();
-    if (own_tile != round / rounds) continue;
+    if (own_tile != round / rounds % 2) continue;
     const int64_t output = tile * kPackedRows + element / 8;
     if (element % 8 >= count || output >= w.rows) continue;
     const float* from = shared + round % 2 * kWarps * kWarpFloats + element;
@@ -374,7 +385,7 @@ __global__ void combine_kernel(const __grid_constant__ ExpertsProblem p, const _
 template <int kTerms, bool kPrepared>
 cudaError_t launch_experts(cudaStream_t stream, const ExpertsProblem& p, const ExpertsScratch& s) {
   const auto slots = static_cast<uint32_t>(most_tiles(p));
-  const auto row_tiles = static_cast<uint32_t>(tiles_of(p.inner, kPackedRows));
+  const auto gate_blocks = static_cast<uint32_t>(tiles_of(p.inner, kPackedRows * kGateTiles));
   const auto down_blocks = static_cast<uint32_t>(tiles_of(p.width, kPackedRows * kDownTiles));
   const auto prepare = [&](int which, const float* from, int64_t columns, bool by_source, uint16_t* to) {
     return launch(prepare_kernel, static_cast<unsigned>(tiles_of(p.places() * (columns / 16), kThreads)), kThreads, 0,
@@ -385,9 +396,9 @@ cudaError_t launch_experts(cudaStream_t stream, const ExpertsProblem& p, const E
     if (error == cudaSuccess) error = prepare(1, p.x, p.columns, true, s.x_up);
     if (error != cudaSuccess) return error;
   }
-  constexpr size_t kShared = size_t{2} * kWarps * 2 * kTerms * 128 * sizeof(float);
-  cudaError_t error = launch(gate_up_kernel<kTerms, kPrepared>, slots * row_tiles, kThreads, kShared, stream, p, s,
-                             row_tiles, p.columns);
+  constexpr auto kShared = static_cast<size_t>(gate_up_shared_bytes(kTerms));
+  cudaError_t error = launch(gate_up_kernel<kTerms, kPrepared>, slots * gate_blocks, kThreads, kShared, stream, p, s,
+                             gate_blocks, p.columns);
   if (error != cudaSuccess) return error;
   if constexpr (kPrepared) {
     error = prepare(2, s.hidden_float, p.inner, false, s.hidden);
@@ -407,7 +418,7 @@ bool experts_have_few_rows(const ExpertsProblem& p) {
 
 cudaError_t few_rows_experts(cudaStream_t stream, const ExpertsProblem& p, const ExpertsScratch& s) {
   if (p.rows == 0 || p.places() == 0) return cudaSuccess;
-  const auto shared = static_cast<size_t>(3 * p.experts + 64) * sizeof(int32_t);
+  const auto shared = static_cast<size_t>(places_shared_bytes(p.experts));
   cudaError_t error = launch(places_kernel, 1, 1024, shared, stream, p, s);
   if (error != cudaSuccess) return error;
   error = p.gate_by_place || p.up_by_place || p.down_by_place ? launch_experts<1, true>(stream, p, s)

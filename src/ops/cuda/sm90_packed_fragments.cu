@@ -6,6 +6,7 @@
 #include "ops/cuda/ptx/dependency.cuh"
 #include "ops/cuda/ptx/mma.cuh"
 #include "ops/cuda/rounding.cuh"
+#include "ops/cuda/shapes.h"
 #include "ops/cuda/slices.cuh"
 
 namespace verbatim::ops::cuda {
@@ -24,7 +25,7 @@ struct Group {
 // kColumnTiles tiles of eight columns, kRowTiles row tiles a warp.
 template <int kColumns8, int kRowTiles>
 constexpr size_t shared_bytes() {
-  return size_t{2} * kWarps * kRowTiles * 128 * kColumns8 * sizeof(float);
+  return static_cast<size_t>(fragments_shared_bytes(kColumns8, kRowTiles));
 }
 template <int kColumns8, int kRowTiles>
 constexpr int least_concurrent() {

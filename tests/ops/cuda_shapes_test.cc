@@ -1,0 +1,76 @@
+// Launch configurations of the CUDA backend against what architectures give, without a device or its compiler.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "model/config.h"
+#include "model/synth.h"
+#include "ops/cuda/shapes.h"
+
+namespace verbatim::ops::cuda {
+namespace {
+
+struct Kernel {
+  const char* name;
+  int64_t shared_bytes;
+};
+
+// At the released widths, and the most that options ask for (three terms in tests).
+std::vector<Kernel> kernels() {
+  const model::Config c = model::parse_config(
+      model::synth_config({.size = model::SynthSize::kReleased, .layers = 4, .experts = 288}), "released");
+  return {{"few rows", few_rows_shared_bytes(3)},
+          {"fragments of 16 columns", fragments_shared_bytes(2, 2)},
+          {"fragments of 32 columns", fragments_shared_bytes(4, 2)},
+          {"fragments of 48 columns", fragments_shared_bytes(6, 1)},
+          {"fragments of 64 columns", fragments_shared_bytes(8, 1)},
+          {"gate and up", gate_up_shared_bytes(3)},
+          {"places", places_shared_bytes(c.experts)},
+          {"packed tile", packed_tile_shared_bytes(128)},
+          {"plain tile", bf16_tile_shared_bytes(64)},
+          {"plain slice", bf16_slice_shared_bytes(32)},
+          {"linear attention, a row", kda_row_shared_bytes(c.linear_head_width)},
+          {"linear attention", kda_shared_bytes(c.linear_head_width)},
+          {"attention by groups", attention_group_shared_bytes(c.latent)},
+          {"attention", attention_shared_bytes(8, c.latent)},
+          {"index scores", index_score_shared_bytes(c.index_heads, c.index_width)},
+          {"hyper-connections", hyper_shared_bytes(c.hidden)}};
+}
+
+// Kernels state less than the whole: static arrays of at most this stand beside what is asked for.
+constexpr int64_t kStaticBytes = 8 * 1024;
+
+TEST(CudaShapes, SharedMemoryFitsEveryArchitecture) {
+  for (const Architecture& architecture : kArchitectures)
+    for (const Kernel& kernel : kernels())
+      EXPECT_LE(kernel.shared_bytes + kStaticBytes, architecture.shared_bytes)
+          << kernel.name << " on " << architecture.name;
+}
+
+// No architecture but one has wgmma: a raw instruction of it may stand only in a file named for sm_90a.
+TEST(CudaShapes, OnlyOneArchitectureNeedsItsOwnInstructions) {
+  int files = 0;
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(std::filesystem::path(VERBATIM_FIXTURES) / "../../src/ops/cuda")) {
+    if (!entry.is_regular_file()) continue;
+    std::ifstream in(entry.path());
+    std::stringstream text;
+    text << in.rdbuf();
+    const std::string name = entry.path().filename();
+    const bool own = name.find("sm90a") != std::string::npos;
+    if (name != "shapes.h" && !own) {
+      EXPECT_EQ(text.str().find("wgmma"), std::string::npos) << name;
+    }
+    // Raw instructions stand in ptx/ alone.
+    if (entry.path().parent_path().filename() != "ptx") {
+      EXPECT_EQ(text.str().find("asm volatile"), std::string::npos) << name;
+    }
+    ++files;
+  }
+  EXPECT_GT(files, 30);
+}
+
+}  // namespace
+}  // namespace verbatim::ops::cuda
