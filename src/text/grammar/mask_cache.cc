@@ -9,7 +9,7 @@ namespace verbatim::text {
 namespace {
 
 // Forgotten as a whole beyond this.
-constexpr size_t kMaxBytes = size_t{64} << 20;
+constexpr size_t kMaxBytes = size_t{16} << 20;
 // Of one mask. A schema's alternatives count, and the ways out of them.
 constexpr size_t kMaxMerges = 20'000;
 
@@ -168,6 +168,50 @@ void MaskCache::settle(Node& node) {
             node.open.size() * sizeof(uint32_t);
 }
 
+// Whether any of so many characters but quotes, backslashes and control characters lead from `item` back to it, and
+// nothing else happens on the way: then whole branches of the trie fit. A rule that may end there is fine unless text
+// may follow it.
+bool MaskCache::takes_any_text(const Item& item, size_t characters, bool is_followed) {
+  const Rule& rule = automaton_.rule(automaton_.rule_of(item.state));
+  if (rule.max_count != kNoMaximum && item.count < Item::kFarFromEnough && rule.max_count - item.count < characters)
+    return false;
+  const auto [place, is_new] = takes_any_text_.try_emplace({item.state, is_followed}, false);
+  if (!is_new) return place->second;
+  const auto is_quiet = [&](StateId state) {
+    return automaton_.epsilons(state).empty() && automaton_.calls(state).empty() && automaton_.tokens(state).empty() &&
+           (automaton_.accept(state) == Automaton::Accept::kNo || !is_followed);
+  };
+  // Of the states behind some bytes of characters: whether all continuations lead back, by how many are to come.
+  std::map<std::pair<StateId, int>, bool> known;
+  const auto leads_back = [&](auto& self, StateId state, int left, uint32_t first, uint32_t last) -> bool {
+    if (left == 0) return state == item.state;
+    if (state == item.state || !is_quiet(state) || automaton_.accept(state) != Automaton::Accept::kNo) return false;
+    const bool is_whole = first == 0x80 && last == 0xBF;
+    if (const auto found = known.find({state, left}); is_whole && found != known.end()) return found->second;
+    bool holds = true;
+    for (uint32_t byte = first; holds && byte <= last; ++byte) {
+      Item next{state, Item::kFarAndEnough, Frames::kRoot};
+      holds = matcher_.follow(next, static_cast<uint8_t>(byte)) && self(self, next.state, left - 1, 0x80, 0xBF);
+    }
+    if (is_whole) known[{state, left}] = holds;
+    return holds;
+  };
+  bool holds = is_quiet(item.state);
+  for (uint32_t byte = 0x20; holds && byte < 0xF5; ++byte) {
+    if (byte == '"' || byte == '\\' || (byte >= 0x80 && byte < 0xC2)) continue;
+    Item next{item.state, Item::kFarAndEnough, Frames::kRoot};
+    const int left = byte < 0x80 ? 0 : byte < 0xE0 ? 1 : byte < 0xF0 ? 2 : 3;
+    holds = matcher_.follow(next, static_cast<uint8_t>(byte)) && leads_back(leads_back, next.state, left,
+                                                                            byte == 0xE0   ? 0xA0
+                                                                            : byte == 0xF0 ? 0x90
+                                                                                           : 0x80,
+                                                                            byte == 0xED   ? 0x9F
+                                                                            : byte == 0xF4 ? 0x8F
+                                                                                           : 0xBF);
+  }
+  return takes_any_text_[{item.state, is_followed}] = holds;
+}
+
 // Adds what is below trie node `from`, whose position is that of its depth: tokens and open nodes of more than
 // `longer_than` bytes. is_followed: of the rule whose end makes a node open.
 void MaskCache::walk(uint32_t from, size_t longer_than, bool is_followed, Frames& frames, Node& node) {
@@ -188,6 +232,12 @@ void MaskCache::walk(uint32_t from, size_t longer_than, bool is_followed, Frames
     Position& here = *positions_[depth];
     if (before.items.size() == 1) {  // nearly always inside a string
       Item item = before.items[0];
+      if (trie[i].is_plain_text && takes_any_text(item, trie[i].deepest - depth + 1, is_followed)) {
+        const std::span<const int32_t> ids = tokens_.tokens_from(i);
+        node.sparse.insert(node.sparse.end(), ids.begin(), ids.end());
+        i = trie[i].end;
+        continue;
+      }
       if (!matcher_.follow(item, trie[i].byte)) {
         i = trie[i].end;
         continue;

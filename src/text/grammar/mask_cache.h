@@ -53,6 +53,7 @@ class MaskCache {
   std::unique_ptr<Node> of_open(const Item& item, const std::vector<uint32_t>& open);
   void walk(uint32_t from, size_t longer_than, bool is_followed, Frames& frames, Node& node);
   void settle(Node& node);
+  bool takes_any_text(const Item& item, size_t characters, bool is_followed);
   Position& at_depth(size_t depth);
 
   const Automaton& automaton_;
@@ -63,6 +64,7 @@ class MaskCache {
   std::vector<std::unique_ptr<Position>> positions_;  // of the walk, by depth
   std::vector<Frames::Size> sizes_;                   // behind each depth
   std::map<Key, std::unique_ptr<Node>> nodes_;
+  std::map<std::pair<StateId, bool>, bool> takes_any_text_;
   size_t bytes_ = 0;
   size_t worked_out_ = 0;
   size_t merges_left_ = 0;  // of the mask being made

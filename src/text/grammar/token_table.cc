@@ -71,6 +71,8 @@ TokenTable::TokenTable(std::vector<std::string> pieces, const std::vector<bool>&
   nodes_.push_back({});
   nodes_.back().first_token = static_cast<uint32_t>(tokens_.size());
 
+  mark_plain_text();
+
   std::array<bool, 256> is_token{};
   for (uint32_t node = 1; node + 1 < nodes_.size(); node = nodes_[node].end)
     is_token[nodes_[node].byte] = !tokens_at(node).empty();
@@ -78,6 +80,39 @@ TokenTable::TokenTable(std::vector<std::string> pieces, const std::vector<bool>&
     if (!is_token[byte] && byte != 0xC0 && byte != 0xC1)
       fail(ErrorKind::kUnsupported, "structured output",
            "byte 0x{:02X} is no token by itself; a reply could get stuck before it; use a byte-level tokenizer", byte);
+}
+
+void TokenTable::mark_plain_text() {
+  // Behind each depth: continuation bytes still to come, and the range of the next one; `is_text` so far.
+  struct Reading {
+    int left = 0;
+    uint8_t first = 0x80, last = 0xBF;
+    bool is_text = true;
+  };
+  std::vector<Reading> readings(longest_ + 1);
+  for (uint32_t i = 1; i + 1 < nodes_.size(); ++i) {
+    Node& node = nodes_[i];
+    const Reading& before = readings[node.depth - 1u];
+    Reading& here = readings[node.depth];
+    here = {};
+    const uint8_t byte = node.byte;
+    if (before.left > 0) {
+      here.is_text = before.is_text && byte >= before.first && byte <= before.last;
+      here.left = before.left - 1;
+    } else {
+      here.is_text = before.is_text && byte >= 0x20 && byte != '"' && byte != '\\' && !(byte >= 0x80 && byte < 0xC2) &&
+                     byte < 0xF5;
+      here.left = byte < 0xC2 ? 0 : byte < 0xE0 ? 1 : byte < 0xF0 ? 2 : 3;
+      if (byte == 0xE0) here.first = 0xA0;
+      if (byte == 0xED) here.last = 0x9F;
+      if (byte == 0xF0) here.first = 0x90;
+      if (byte == 0xF4) here.last = 0x8F;
+    }
+    node.is_plain_text = here.is_text;
+  }
+  for (size_t i = nodes_.size() - 1; i-- > 1;)  // children come behind their parents
+    for (uint32_t child = static_cast<uint32_t>(i) + 1; child < nodes_[i].end; child = nodes_[child].end)
+      nodes_[i].is_plain_text = nodes_[i].is_plain_text && nodes_[child].is_plain_text;
 }
 
 }  // namespace verbatim::text

@@ -48,13 +48,22 @@ class TokenTable {
     uint16_t depth = 0;        // bytes
     uint16_t deepest = 0;      // of the nodes at and below this one
     uint8_t byte = 0;          // the last one
+    // Every token at and below this node is UTF-8 (the last character may be cut) without quotes, backslashes and
+    // control characters.
+    bool is_plain_text = false;
   };
   std::span<const Node> nodes() const { return {nodes_.data(), nodes_.size() - 1}; }
+  // Of the nodes from `node` up to its end.
+  std::span<const int32_t> tokens_from(uint32_t node) const {
+    return {tokens_.data() + nodes_[node].first_token, tokens_.data() + nodes_[nodes_[node].end].first_token};
+  }
   std::span<const int32_t> tokens_at(uint32_t node) const {
     return {tokens_.data() + nodes_[node].first_token, tokens_.data() + nodes_[node + 1].first_token};
   }
 
  private:
+  void mark_plain_text();
+
   std::vector<std::string> pieces_;  // those of added tokens are empty
   std::array<int32_t, kReplyTagText.size()> tags_;
   std::vector<uint64_t> known_;
