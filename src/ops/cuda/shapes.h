@@ -38,6 +38,6 @@ constexpr int64_t attention_group_shared_bytes(int64_t width) { return 16 * widt
 constexpr int64_t attention_shared_bytes(int64_t heads, int64_t width) { return 2 * heads * width * 4; }
 constexpr int64_t index_score_shared_bytes(int64_t heads, int64_t width) { return heads * (width + 1) * 4; }
 // sm90_hyper.cu, streams of `width`.
-constexpr int64_t hyper_shared_bytes(int64_t width) { return int64_t{32} * 4 * width / 256 * 4; }
+constexpr int64_t hyper_shared_bytes(int64_t width) { return (int64_t{32} * 4 * width / 256 + width) * 4; }
 
 }  // namespace verbatim::ops::cuda

@@ -16,7 +16,7 @@ namespace verbatim::ops::cuda {
 namespace {
 
 constexpr int kStreams = 4, kMaps = (2 + kStreams) * kStreams, kDots = kMaps + 1, kPitch = 32, kDotThreads = 1024;
-constexpr int kEnterThreads = 256, kSinkhornThreads = 32;
+constexpr int kEnterThreads = 512, kSinkhornThreads = 32;
 
 struct Leaving {
   const float* maps;  // of the site before; null: nothing to leave
@@ -102,7 +102,7 @@ __device__ float quotient(float a, float b) {
 __global__ void __launch_bounds__(kEnterThreads + kSinkhornThreads)
     maps_kernel(HyperShape shape, const float* base, const float* scale, const float* norm, const float* streams,
                 const float* partials, float* maps, float* h) {
-  extern __shared__ float parts[];  // [slices][kPitch]
+  extern __shared__ float parts[];  // [slices][kPitch], then what is collapsed [width]
   __shared__ float dots[kDots], map[kMaps], sums[kEnterThreads / 16];
   const int thread = threadIdx.x, lane = thread % 32;
   const int64_t row = blockIdx.x, width = shape.width;
@@ -160,41 +160,35 @@ __global__ void __launch_bounds__(kEnterThreads + kSinkhornThreads)
     if (lane < 16) maps[row * kMaps + 2 * kStreams + i] = value;
     return;
   }
-  // Collapse by slices, sixteen threads each, and the sum of squares of each slice.
+  // Collapse, all threads; then the sum of squares by slices, sixteen threads each.
+  float* collapsed = parts + slices * kPitch;
+#pragma unroll 8
+  for (int64_t k = thread; k < width; k += kEnterThreads) {
+    float value = map[0] * streams[k];
+#pragma unroll
+    for (int s = 1; s < kStreams; ++s) value = fmaf(map[s], streams[s * width + k], value);
+    collapsed[k] = value;
+  }
   const int group = thread / 16, part = thread % 16;
   const auto collapsed_slices = static_cast<int>(width / kSumSlice);
   float total = 0.0f;
   for (int begin = 0; begin < collapsed_slices; begin += kEnterThreads / 16) {
+    ptx::synchronise_some<1, kEnterThreads>();
     float sum = 0.0f;
     if (begin + group < collapsed_slices) {
-      const int64_t from = (begin + group) * kSumSlice + part;
+      const float* own = collapsed + (begin + group) * kSumSlice + part;
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int64_t k = from + i * 16;
-        float value = map[0] * streams[k];
-#pragma unroll
-        for (int s = 1; s < kStreams; ++s) value = fmaf(map[s], streams[s * width + k], value);
-        h[k] = value;
-        sum = fmaf(value, value, sum);
-      }
+      for (int i = 0; i < 16; ++i) sum = fmaf(own[i * 16], own[i * 16], sum);
     }
     sum = lane_tree(sum);
-    ptx::synchronise_some<1, kEnterThreads>();
     if (part == 0) sums[group] = sum;
     ptx::synchronise_some<1, kEnterThreads>();
     for (int i = 0; i < kEnterThreads / 16 && begin + i < collapsed_slices; ++i)
       total = begin + i == 0 ? sums[0] : total + sums[i];
   }
   const float factor = 1.0f / sqrtf(total / static_cast<float>(width) + shape.norm_epsilon);
-  for (int begin = 0; begin < collapsed_slices; begin += kEnterThreads / 16) {
-    if (begin + group >= collapsed_slices) break;
-    const int64_t from = (begin + group) * kSumSlice + part;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int64_t k = from + i * 16;
-      h[k] = norm[k] * (h[k] * factor);
-    }
-  }
+#pragma unroll 8
+  for (int64_t k = thread; k < width; k += kEnterThreads) h[k] = norm[k] * (collapsed[k] * factor);
 }
 
 }  // namespace

@@ -15,8 +15,7 @@ namespace verbatim::ops::cuda {
 
 namespace {
 
-constexpr int kWarps = 8, kThreads = kWarps * 32, kColumns = static_cast<int>(kFewRows), kGateTiles = 2, kDownTiles = 4,
-              kDownStageTiles = 8;
+constexpr int kWarps = 8, kThreads = kWarps * 32, kColumns = static_cast<int>(kFewRows), kDownStageTiles = 8;
 
 int64_t tiles_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
@@ -132,14 +131,14 @@ constexpr int gate_stage_tiles() {
 
 template <WeightForm kForm, class Columns, bool kTwoInputs>
 __device__ void gate_up_block(const ExpertsProblem& p, const ExpertsScratch& s, const ExpertTable& expert,
-                              Columns gate_x, Columns up_x, int64_t first_tile, int64_t first_place, int count,
-                              float* shared) {
+                              Columns gate_x, Columns up_x, int64_t first_tile, int row_tiles, int64_t first_place,
+                              int count, float* shared) {
   constexpr int kTerms = Columns::kColumnTerms, kMatrixFloats = kTerms * 128, kWarpFloats = 2 * kMatrixFloats;
   constexpr int kStageTiles = gate_stage_tiles<kForm>(), kStages = 16 / kStageTiles;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Slices slices(p.columns, 1);
   const int64_t all_tiles = (expert.gate.rows + kPackedRows - 1) / kPackedRows;
-  const int64_t last = first_tile + kGateTiles < all_tiles ? first_tile + kGateTiles : all_tiles;
+  const int64_t last = first_tile + row_tiles < all_tiles ? first_tile + row_tiles : all_tiles;
   Stage<kForm, kStageTiles> gates[2], ups[2];
   const auto load = [&](int to, int64_t tile, int at, int stage) {
     const int left = at < slices.total && tile < last ? slices.tiles(at) - stage * kStageTiles : 0;
@@ -216,13 +215,13 @@ __device__ void gate_up_block(const ExpertsProblem& p, const ExpertsScratch& s, 
 template <int kTerms, bool kPrepared>
 __global__ void __launch_bounds__(kThreads, 2)
     gate_up_kernel(const __grid_constant__ ExpertsProblem p, const __grid_constant__ ExpertsScratch s, uint32_t blocks,
-                   int64_t x_stride) {
+                   int row_tiles, int64_t x_stride) {
   extern __shared__ __align__(16) float shared[];
   ptx::let_next_start();
   ptx::wait_for_previous();
   const uint32_t slot = blockIdx.x / blocks;
   if (slot >= static_cast<uint32_t>(*s.tile_count)) return;
-  const int64_t tile = int64_t{blockIdx.x % blocks} * kGateTiles;
+  const int64_t tile = int64_t{blockIdx.x % blocks} * row_tiles;
   const int32_t e = s.tile_expert[slot], begin = s.tile_begin[slot];
   const ExpertTable& expert = p.table[e];
   if (tile * kPackedRows >= expert.gate.rows) return;
@@ -236,11 +235,13 @@ __global__ void __launch_bounds__(kThreads, 2)
       const int64_t at = (first + column) * x_stride + lane % 4 * 2;
       gate_x.row = column < count ? s.x_gate + at : nullptr;
       up_x.row = column < count ? s.x_up + at : nullptr;
-      gate_up_block<kForm, Bf16Columns<kTiles>, true>(p, s, expert, gate_x, up_x, tile, first, count, shared);
+      gate_up_block<kForm, Bf16Columns<kTiles>, true>(p, s, expert, gate_x, up_x, tile, row_tiles, first, count,
+                                                      shared);
     } else {
       FloatColumns<kTerms, kTiles> x;
       x.row = column < count ? p.x + s.source[first + column] * p.columns + lane % 4 * 2 : nullptr;
-      gate_up_block<kForm, FloatColumns<kTerms, kTiles>, false>(p, s, expert, x, x, tile, first, count, shared);
+      gate_up_block<kForm, FloatColumns<kTerms, kTiles>, false>(p, s, expert, x, x, tile, row_tiles, first, count,
+                                                                shared);
     }
   };
   if (expert.gate.form == WeightForm::kBf16)
@@ -252,7 +253,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 // ---- down -----------------------------------------------------------------------------------------------------------
 template <WeightForm kForm, class Columns>
 __device__ void down_block(const ExpertsProblem& p, const ExpertsScratch& s, const Weights& w, Columns x,
-                           int64_t first_tile, int64_t first_place, int count, float* shared) {
+                           int64_t first_tile, int row_tiles, int64_t first_place, int count, float* shared) {
   constexpr int kTerms = Columns::kColumnTerms, kWarpFloats = kTerms * 128;
   constexpr int kStageTiles = kDownStageTiles, kStages = 16 / kStageTiles;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -263,7 +264,7 @@ __device__ void down_block(const ExpertsProblem& p, const ExpertsScratch& s, con
   const auto load = [&](int to, int round, int stage) {
     const int slice = round % rounds * kWarps + warp;
     const int64_t tile = first_tile + round / rounds;
-    if (round >= kDownTiles * rounds || slice >= slices.total || tile * kPackedRows >= w.rows) return;
+    if (round >= row_tiles * rounds || slice >= slices.total || tile * kPackedRows >= w.rows) return;
     const int left = slices.tiles(slice) - stage * kStageTiles;
     if (left > 0) stages[to].load(w, tile, slices.column(slice) + stage * kStageTiles * 16, left, lane);
   };
@@ -271,7 +272,7 @@ __device__ void down_block(const ExpertsProblem& p, const ExpertsScratch& s, con
   const int own_tile = threadIdx.x / 128, element = threadIdx.x % 128;
   const float scale = part_scale(w);
   float totals[kTerms] = {};
-  for (int round = 0; round < kDownTiles * rounds; ++round) {
+  for (int round = 0; round < row_tiles * rounds; ++round) {
     const int first = round % rounds * kWarps, slice = first + warp;
     const int64_t tile = first_tile + round / rounds;
     float sums[kTerms][4] = {};
@@ -323,13 +324,13 @@ __device__ void down_block(const ExpertsProblem& p, const ExpertsScratch& s, con
 template <int kTerms, bool kPrepared>
 __global__ void __launch_bounds__(kThreads, 2)
     down_kernel(const __grid_constant__ ExpertsProblem p, const __grid_constant__ ExpertsScratch s, uint32_t blocks,
-                int64_t x_stride) {
+                int row_tiles, int64_t x_stride) {
   __shared__ float shared[2 * kWarps * kTerms * 128];
   ptx::let_next_start();
   ptx::wait_for_previous();
   const uint32_t slot = blockIdx.x / blocks;
   if (slot >= static_cast<uint32_t>(*s.tile_count)) return;
-  const int64_t tile = int64_t{blockIdx.x % blocks} * kDownTiles;
+  const int64_t tile = int64_t{blockIdx.x % blocks} * row_tiles;
   const int32_t e = s.tile_expert[slot], begin = s.tile_begin[slot];
   const Weights& w = p.table[e].down;
   if (tile * kPackedRows >= w.rows) return;
@@ -338,9 +339,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int lane = threadIdx.x % 32, column = lane / 4;
   const auto run = [&]<class Columns>(Columns x) {
     if (w.form == WeightForm::kBf16)
-      down_block<WeightForm::kBf16>(p, s, w, x, tile, first, count, shared);
+      down_block<WeightForm::kBf16>(p, s, w, x, tile, row_tiles, first, count, shared);
     else
-      down_block<WeightForm::kNvfp4>(p, s, w, x, tile, first, count, shared);
+      down_block<WeightForm::kNvfp4>(p, s, w, x, tile, row_tiles, first, count, shared);
   };
   if constexpr (kPrepared) {
     Bf16Columns<kDownStageTiles> x;
@@ -385,8 +386,10 @@ __global__ void combine_kernel(const __grid_constant__ ExpertsProblem p, const _
 template <int kTerms, bool kPrepared>
 cudaError_t launch_experts(cudaStream_t stream, const ExpertsProblem& p, const ExpertsScratch& s) {
   const auto slots = static_cast<uint32_t>(most_tiles(p));
-  const auto gate_blocks = static_cast<uint32_t>(tiles_of(p.inner, kPackedRows * kGateTiles));
-  const auto down_blocks = static_cast<uint32_t>(tiles_of(p.width, kPackedRows * kDownTiles));
+  // Row tiles of a block: more of them where there are blocks enough, so that starting one costs less.
+  const int gate_tiles = p.rows == 1 ? 1 : p.rows <= 4 ? 2 : 4, down_tiles = 2 * gate_tiles;
+  const auto gate_blocks = static_cast<uint32_t>(tiles_of(p.inner, kPackedRows * gate_tiles));
+  const auto down_blocks = static_cast<uint32_t>(tiles_of(p.width, kPackedRows * down_tiles));
   const auto prepare = [&](int which, const float* from, int64_t columns, bool by_source, uint16_t* to) {
     return launch(prepare_kernel, static_cast<unsigned>(tiles_of(p.places() * (columns / 16), kThreads)), kThreads, 0,
                   stream, p, s, which, from, columns, by_source, to, columns);
@@ -398,13 +401,14 @@ cudaError_t launch_experts(cudaStream_t stream, const ExpertsProblem& p, const E
   }
   constexpr auto kShared = static_cast<size_t>(gate_up_shared_bytes(kTerms));
   cudaError_t error = launch(gate_up_kernel<kTerms, kPrepared>, slots * gate_blocks, kThreads, kShared, stream, p, s,
-                             gate_blocks, p.columns);
+                             gate_blocks, gate_tiles, p.columns);
   if (error != cudaSuccess) return error;
   if constexpr (kPrepared) {
     error = prepare(2, s.hidden_float, p.inner, false, s.hidden);
     if (error != cudaSuccess) return error;
   }
-  return launch(down_kernel<kTerms, kPrepared>, slots * down_blocks, kThreads, 0, stream, p, s, down_blocks, p.inner);
+  return launch(down_kernel<kTerms, kPrepared>, slots * down_blocks, kThreads, 0, stream, p, s, down_blocks, down_tiles,
+                p.inner);
 }
 
 }  // namespace
