@@ -93,14 +93,14 @@ void memory(benchmark::State& state) {
     });
   report(state);
 }
-BENCHMARK(memory)->Unit(benchmark::kMillisecond)->UseRealTime();
+BENCHMARK(memory)->Unit(benchmark::kMillisecond)->MeasureProcessCPUTime()->UseRealTime();
 
 // As convert does it once the weights are read and their largest magnitude noted: scales, codes, sums of the errors.
 void quantise_with_errors(benchmark::State& state) {
   for (auto _ : state) quantise_batch(batch(), pool());
   report(state);
 }
-BENCHMARK(quantise_with_errors)->Unit(benchmark::kMillisecond)->UseRealTime();
+BENCHMARK(quantise_with_errors)->Unit(benchmark::kMillisecond)->MeasureProcessCPUTime()->UseRealTime();
 
 // Largest magnitude, scales and codes from memory, matrix by matrix: what ModelOpt's quantise computes.
 void quantise(benchmark::State& state) {
@@ -118,7 +118,13 @@ void quantise(benchmark::State& state) {
     });
   report(state);
 }
-BENCHMARK(quantise)->ArgName("best")->Arg(1)->Arg(0)->Unit(benchmark::kMillisecond)->UseRealTime();
+BENCHMARK(quantise)
+    ->ArgName("best")
+    ->Arg(1)
+    ->Arg(0)
+    ->Unit(benchmark::kMillisecond)
+    ->MeasureProcessCPUTime()
+    ->UseRealTime();
 
 // Its passes alone: 0 the largest magnitude, 1 scales and codes, 2 the errors.
 void pass(benchmark::State& state) {
@@ -140,7 +146,7 @@ void pass(benchmark::State& state) {
     });
   report(state);
 }
-BENCHMARK(pass)->DenseRange(0, 2)->Unit(benchmark::kMillisecond)->UseRealTime();
+BENCHMARK(pass)->DenseRange(0, 2)->Unit(benchmark::kMillisecond)->MeasureProcessCPUTime()->UseRealTime();
 
 // What hashing costs, on one thread: the converter hashes what it reads and what it writes.
 void sha256(benchmark::State& state) {

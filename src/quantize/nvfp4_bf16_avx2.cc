@@ -9,6 +9,8 @@ namespace verbatim::quantize {
 
 namespace {
 
+constexpr int64_t kPrefetchBytes = 4096;  // how far ahead weights are asked for; past the end it does no harm
+
 // The largest unsigned 16-bit lane.
 inline int32_t largest_lane(__m256i lanes) {
   const __m128i half = _mm_max_epu16(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256(lanes, 1));
@@ -20,35 +22,37 @@ uint16_t largest(const uint16_t* weights, int64_t count) {
   const __m256i magnitude_bits = _mm256_set1_epi16(0x7fff);
   __m256i most[4] = {};
   int64_t i = 0;
-  for (; i + 64 <= count; i += 64)
+  for (; i + 64 <= count; i += 64) {
+    for (int line = 0; line < 2; ++line)
+      _mm_prefetch(reinterpret_cast<const char*>(weights + i) + kPrefetchBytes + 64 * line, _MM_HINT_T0);
     for (int j = 0; j < 4; ++j)
       most[j] = _mm256_max_epu16(
           most[j],
           _mm256_and_si256(magnitude_bits, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + i + 16 * j))));
+  }
   int32_t result =
       largest_lane(_mm256_max_epu16(_mm256_max_epu16(most[0], most[1]), _mm256_max_epu16(most[2], most[3])));
   for (; i < count; ++i) result = std::max<int32_t>(result, weights[i] & 0x7fff);
   return static_cast<uint16_t>(result);
 }
 
-// The larger of words 2 i and 2 i + 1 of a and b side by side: one level of a tree over eight registers.
-inline __m128i halve(__m128i a, __m128i b) {
-  const __m128i low = _mm_set1_epi32(0xffff);
-  return _mm_max_epu16(_mm_packus_epi32(_mm_and_si128(a, low), _mm_and_si128(b, low)),
-                       _mm_packus_epi32(_mm_srli_epi32(a, 16), _mm_srli_epi32(b, 16)));
-}
-
 // Eight blocks: where each one's scale stands in the table, or -1 for those whose scale is 1.
 inline void scale_places(const Bf16Tables& tables, const uint16_t* weights, int16_t* places) {
   const __m256i magnitude_bits = _mm256_set1_epi16(0x7fff);
-  __m128i most[8];
-  for (int j = 0; j < 8; ++j) {
-    const __m256i w =
-        _mm256_and_si256(magnitude_bits, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + 16 * j)));
-    most[j] = _mm_max_epu16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
-  }
-  const __m128i all = halve(halve(halve(most[0], most[1]), halve(most[2], most[3])),
-                            halve(halve(most[4], most[5]), halve(most[6], most[7])));
+  __m256i w[8];
+  for (int j = 0; j < 8; ++j)
+    w[j] = _mm256_and_si256(magnitude_bits, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + 16 * j)));
+  // A transpose that takes the larger at every level: word j of each half ends as the half's largest of block j.
+  __m256i pair[4], quad[2];
+  for (int j = 0; j < 4; ++j)
+    pair[j] =
+        _mm256_max_epu16(_mm256_unpacklo_epi16(w[2 * j], w[2 * j + 1]), _mm256_unpackhi_epi16(w[2 * j], w[2 * j + 1]));
+  for (int j = 0; j < 2; ++j)
+    quad[j] = _mm256_max_epu16(_mm256_unpacklo_epi32(pair[2 * j], pair[2 * j + 1]),
+                               _mm256_unpackhi_epi32(pair[2 * j], pair[2 * j + 1]));
+  const __m256i both =
+      _mm256_max_epu16(_mm256_unpacklo_epi64(quad[0], quad[1]), _mm256_unpackhi_epi64(quad[0], quad[1]));
+  const __m128i all = _mm_max_epu16(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
   const __m128i lowest = _mm_set1_epi16(static_cast<int16_t>(tables.lowest));
   const __m128i place = _mm_sub_epi16(_mm_max_epi16(all, lowest), lowest);
   const __m128i told_apart = _mm_cmpgt_epi16(all, _mm_set1_epi16(static_cast<int16_t>(tables.zero_limit)));
@@ -66,8 +70,7 @@ inline __m256i encode_block(const uint32_t* cuts, const uint16_t* weights) {
   const __m256i high = _mm256_add_epi16(_mm256_add_epi16(above(4), above(5)), above(6));
   const __m256i sign = _mm256_and_si256(_mm256_srli_epi16(_mm256_and_si256(w, above(7)), 12), _mm256_set1_epi16(8));
   const __m256i code = _mm256_sub_epi16(sign, _mm256_add_epi16(low, high));
-  const __m256i pair = _mm256_or_si256(code, _mm256_srli_epi32(code, 12));
-  return _mm256_and_si256(pair, _mm256_set1_epi32(0xff));
+  return _mm256_madd_epi16(code, _mm256_set1_epi32(16 << 16 | 1));  // even + 16 x odd
 }
 
 // Four blocks to 32 bytes.
@@ -85,6 +88,9 @@ inline void encode_four(const Bf16Tables& tables, const uint16_t* weights, const
 void encode(const Bf16Tables& tables, const uint16_t* weights, int64_t blocks, uint8_t* codes, uint8_t* scales) {
   int64_t block = 0;
   for (; block + 8 <= blocks; block += 8, weights += 128, codes += 64) {
+    // Hardware stops reading ahead at every page.
+    for (int line = 0; line < 4; ++line)
+      _mm_prefetch(reinterpret_cast<const char*>(weights) + kPrefetchBytes + 64 * line, _MM_HINT_T0);
     int16_t places[8];
     scale_places(tables, weights, places);
     uint8_t eight[8];
