@@ -1,4 +1,3 @@
-#include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -15,6 +14,7 @@
 #include "engine/budget.h"
 #include "engine/engine.h"
 #include "ops/cuda_backend.h"
+#include "server/heap.h"
 #include "server/server.h"
 
 namespace verbatim::cli {
@@ -31,12 +31,6 @@ struct Options {
   double header_timeout_s = 10, body_timeout_s = 60, idle_timeout_s = 75, write_timeout_s = 60;
   bool logs_json = false, logs_debug = false, logs_no_requests = false;
 };
-
-// Freed bodies and replies go back to the system: the allocator would otherwise come to keep as much as the largest.
-void keep_heap_small() {
-  ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
-  ::mallopt(M_TRIM_THRESHOLD, 1 << 20);
-}
 
 void allow_many_files() {
   struct rlimit files {};
@@ -117,7 +111,7 @@ void say_where(const server::Server& server, const Options& options, const std::
 void run(const Options& options) {
   set_log_json(options.logs_json);
   if (options.logs_debug) set_log_level(LogLevel::kDebug);
-  keep_heap_small();
+  server::keep_heap_small();
   allow_many_files();
   // Taken by sigwait below, so blocked in every thread that is started from here on.
   sigset_t signals;

@@ -48,7 +48,7 @@ bool AccessRules::may_read(std::string_view origin) const {
 
 std::optional<HttpResponse> AccessRules::check(HttpRequest& head, bool is_draining) const {
   const ErrorShape shape = router_.errors(head.path);
-  const auto refuse = [&](ApiError error) { return error_response(error, shape); };
+  const auto refuse = [&](const ApiError& error) { return error_response(error, shape); };
   const std::string_view origin = head.header("origin");
   const bool reads = !origin.empty() && may_read(origin);
   if (reads) {

@@ -1,31 +1,11 @@
 // Who may ask: keys, hosts, origins, content types.
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
-
 #include "base/error.h"
 #include "tests/server/test_server.h"
 
 namespace verbatim::server {
 namespace {
-
-class KeyFile {
- public:
-  explicit KeyFile(const std::string& text)
-      : path_(std::filesystem::temp_directory_path() / ("verbatim-keys-" + std::to_string(::getpid()))) {
-    write(text);
-  }
-  ~KeyFile() { std::filesystem::remove(path_); }
-  void write(const std::string& text) const {
-    std::ofstream(path_, std::ios::trunc) << text;
-    std::filesystem::permissions(path_, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
-  }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 const std::string kChat = R"({"messages":[{"role":"user","content":"hi"}],"temperature":0})";
 

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <thread>
 
+#include "server/heap.h"
 #include "tests/server/test_server.h"
 
 namespace verbatim::server {
@@ -163,67 +164,52 @@ TEST(SlowClients, WhoDoesNotReadIsCancelled) {
   EXPECT_TRUE(becomes_true([&] { return server.engine.stats().running == 0; }));
 }
 
-TEST(Limits, HugeHeadersAndBodies) {
-  TestServer server;
+// What a client without a key, one with it, and one of a server without keys can make the server hold.
+enum class Who { kNoKeys, kWithKey, kWithoutKey };
+class Huge : public testing::TestWithParam<Who> {};
+
+TEST_P(Huge, HeadersAndBodiesAreRefused) {
+  keep_heap_small();
+  const KeyFile file("sk-first-key\n");
+  const bool is_stranger = GetParam() == Who::kWithoutKey;
+  ServerOptions options;
+  if (GetParam() != Who::kNoKeys) options.api_key_file = file.path();
+  TestServer server({.server = options});
   EXPECT_EQ(server.get("/health").status, 200);
-  const int64_t before = resident_bytes();
-  int64_t most = before;
+  const std::string head = kHead + (GetParam() == Who::kWithKey ? "x-api-key: sk-first-key\r\n" : "");
   const std::string block(64 << 10, 'a');
-  const auto pour = [&](Client& client, const std::string& piece, int64_t bytes) {
-    for (int64_t sent = 0; sent < bytes && client.send(piece); sent += std::ssize(piece))
-      most = std::max(most, resident_bytes());
+  std::string lines;
+  for (int i = 0; i < 1000; ++i) lines += "X-Header-" + std::to_string(i) + ": value\r\n";
+  struct Row {
+    const char* name;
+    std::string begin, piece;
+    int status;  // of the answer, to who may ask
   };
-  constexpr int64_t kGigabyte = int64_t{1} << 30;
-  {
-    Client client(server.port());  // declared
-    client.send(kHead + "Content-Length: 1073741824\r\n\r\n");
-    EXPECT_EQ(client.answer().status, 413);
+  const std::vector<Row> rows = {
+      {"declared body", head + "Content-Length: 1073741824\r\n\r\n", block, 413},
+      {"chunked body", head + "Transfer-Encoding: chunked\r\n\r\n", "10000\r\n" + block + "\r\n", 413},
+      {"body without length", head + "\r\n", block, 411},
+      {"endless headers", head, lines, 431},
+      {"endless header line", head + "X-Long: ", block, 431},
+      {"endless chunk header", head + "Transfer-Encoding: chunked\r\n\r\n1;x=", block, 400}};
+  const int64_t before = resident_bytes();
+  for (const Row& row : rows) {
+    int64_t most = before;
+    Client client(server.port());
+    client.send(row.begin);
+    for (int64_t sent = 0; sent < int64_t{1} << 30 && client.send(row.piece); sent += std::ssize(row.piece))
+      most = std::max(most, resident_bytes());
+    EXPECT_EQ(client.answer().status, is_stranger && row.status != 431 ? 401 : row.status) << row.name;
+    EXPECT_TRUE(client.ends_within(5000)) << row.name;
+    std::printf("%s: resident memory up by at most %.1f MiB\n", row.name, static_cast<double>(most - before) / 0x1p20);
+    EXPECT_LT(most - before, int64_t{32} << 20) << row.name;
   }
-  {
-    Client client(server.port());  // chunked
-    client.send(kHead + "Transfer-Encoding: chunked\r\n\r\n");
-    std::string chunk = "10000\r\n" + block + "\r\n";
-    pour(client, chunk, kGigabyte);
-    EXPECT_EQ(client.answer().status, 413);
-    EXPECT_TRUE(client.ends_within(5000));
-  }
-  {
-    Client client(server.port());  // without length
-    client.send(kHead + "\r\n");
-    pour(client, block, kGigabyte);
-    EXPECT_EQ(client.answer().status, 411);
-    EXPECT_TRUE(client.ends_within(5000));
-  }
-  {
-    Client client(server.port());  // endless headers
-    client.send("GET /health HTTP/1.1\r\nHost: localhost\r\n");
-    std::string lines;
-    for (int i = 0; i < 1000; ++i) lines += "X-Header-" + std::to_string(i) + ": value\r\n";
-    pour(client, lines, kGigabyte);
-    EXPECT_EQ(client.answer().status, 431);
-    EXPECT_TRUE(client.ends_within(5000));
-  }
-  {
-    Client client(server.port());  // one endless header line
-    client.send("GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: ");
-    pour(client, block, kGigabyte);
-    EXPECT_EQ(client.answer().status, 431);
-    EXPECT_TRUE(client.ends_within(5000));
-  }
-  {
-    Client client(server.port());  // one endless chunk header
-    client.send(kHead + "Transfer-Encoding: chunked\r\n\r\n1;x=");
-    pour(client, block, kGigabyte);
-    EXPECT_EQ(client.answer().status, 400);
-    EXPECT_TRUE(client.ends_within(5000));
-  }
-  EXPECT_LT(most - before, int64_t{32} << 20);
-  std::printf("resident: %.1f MiB before, at most %.1f MiB more\n", static_cast<double>(before) / 0x1p20,
-              static_cast<double>(most - before) / 0x1p20);
   EXPECT_TRUE(becomes_true([&] { return server.server->http_counts().connections == 0; }));
   EXPECT_EQ(server.server->http_counts().body_bytes, 0);
   EXPECT_EQ(server.get("/health").status, 200);
 }
+
+INSTANTIATE_TEST_SUITE_P(Clients, Huge, testing::Values(Who::kNoKeys, Who::kWithKey, Who::kWithoutKey));
 
 TEST(Limits, TwoThousandIdleConnections) {
   TestServer server({.server = {.http = {.limits = {.connections = 512}}}});
@@ -268,6 +254,52 @@ TEST(Limits, AllBodiesTogether) {
   EXPECT_EQ(server.server->http_counts().body_bytes, 1000000);
   clients.clear();
   EXPECT_TRUE(becomes_true([&] { return server.server->http_counts().body_bytes == 0; }));
+}
+
+TEST(Limits, WorkersQueue) {
+  ServerOptions options;
+  options.worker_queue = 0;
+  TestServer server({.server = options});
+  const Answer answer = server.chat("hi");
+  EXPECT_EQ(answer.status, 503);
+  EXPECT_EQ(answer.error("code"), "overloaded");
+  EXPECT_EQ(server.get("/health").status, 200);
+}
+
+TEST(Streams, SilentOnesAreKeptAlive) {
+  ServerOptions options;
+  options.http.limits.keep_alive = milliseconds(200);
+  TestServer server({.model = {.step_s = 1}, .server = options});
+  Client client(server.port());
+  client.send(Client::text_of("POST", "/v1/chat/completions",
+                              R"({"messages":[{"role":"user","content":"x"}],"stream":true,"max_tokens":2})", {}));
+  const Answer answer = client.answer();
+  EXPECT_NE(answer.body.find("\n\n: keep-alive\n\n"), std::string::npos) << answer.body;
+  EXPECT_TRUE(answer.body.ends_with("data: [DONE]\n\n"));
+}
+
+// A step that fails ends the engine: its clients are told, and the server says that it is not ready.
+TEST(Failure, OfTheEngine) {
+  for (const bool streams : {false, true}) {
+    TestServer server(
+        {.model = {.script = [](const std::string&) -> std::string { throw std::runtime_error("boom"); }}});
+    const Answer answer = server.chat("x", {{"stream", streams}});
+    if (streams) {
+      const std::vector<std::string> events = sse_data(answer.body);
+      ASSERT_GE(events.size(), 2u);
+      EXPECT_NE(events[events.size() - 2].find("boom"), std::string::npos) << answer.body;
+      EXPECT_EQ(events.back(), "[DONE]");
+    } else {
+      EXPECT_EQ(answer.status, 500);
+      EXPECT_EQ(answer.error("type"), "server_error");
+      EXPECT_NE(answer.error("message").find("boom"), std::string::npos);
+    }
+    EXPECT_EQ(server.get("/health").status, 200);
+    const Answer ready = server.get("/health/ready");
+    EXPECT_EQ(ready.status, 503);
+    EXPECT_EQ(ready.error("code"), "engine_failed");
+    EXPECT_EQ(server.chat("x").status, 503);
+  }
 }
 
 TEST(Drain, RunningRepliesFinishAndNewOnesAreRefused) {

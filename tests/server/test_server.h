@@ -1,6 +1,8 @@
 // A server in this process around a scripted model, on a port of its own.
 #pragma once
 
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -14,6 +16,24 @@ struct TestOptions {
   ToldOptions model = {};
   ServerOptions server = {};
   engine::SchedulerOptions scheduler = {.draft_from_text = false};
+};
+
+// A file of API keys.
+class KeyFile {
+ public:
+  explicit KeyFile(const std::string& text)
+      : path_(std::filesystem::temp_directory_path() / ("verbatim-keys-" + std::to_string(::getpid()))) {
+    write(text);
+  }
+  ~KeyFile() { std::filesystem::remove(path_); }
+  void write(const std::string& text) const {
+    std::ofstream(path_, std::ios::trunc) << text;
+    std::filesystem::permissions(path_, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
 };
 
 inline ServerOptions quiet(ServerOptions options = {}) {
