@@ -135,5 +135,27 @@ TEST(Commands, Bench) {
   EXPECT_GT(bench["rows"][1]["decode_tokens_per_s"], 0);
 }
 
+TEST(Commands, BenchOfASyntheticModel) {
+  const std::string base = "bench --synthetic tiny --layers 4 --experts 8 --tokens 2 --repeats 1 --json ";
+  const json bench = parsed(run(base + "--context 128 --sequences 1,3 --prompt-rows 70"));
+  EXPECT_EQ(bench["layers"], 4);
+  ASSERT_EQ(bench["rows"].size(), 2u);
+  const json& three = bench["rows"][1];
+  EXPECT_EQ(three["sequences"], 3);
+  EXPECT_GT(three["step_us"], 0);
+  // Four of eight experts a token.
+  EXPECT_EQ(bench["rows"][0]["distinct_experts_per_layer"], 4);
+  int64_t bytes = 0;
+  for (const json& each : three["operators"]) bytes += each["bytes"].get<int64_t>();
+  EXPECT_EQ(bytes, three["bytes_per_step"]);
+  EXPECT_GT(bytes, 0);
+  EXPECT_GT(bench["prompt"]["tokens_per_s"], 0);
+
+  EXPECT_EQ(run("bench").code, 2);
+  EXPECT_EQ(run("bench " + kTiny + "tiny-nvfp4 --layers 4").code, 2);  // options of synthetic models alone
+  EXPECT_EQ(run("bench " + kTiny + "tiny-nvfp4 --sequences 0").code, 2);
+  EXPECT_EQ(run(base + "--context 65").code, 2);  // no state can stand there
+}
+
 }  // namespace
 }  // namespace verbatim::cli
