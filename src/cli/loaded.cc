@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "model/upload.h"
 #include "ops/cuda_backend.h"
 #include "ops/devices.h"
 
@@ -80,7 +81,7 @@ Loaded::Loaded(const RunOptions& options)
                             options.sum_parts)) {
   if (options.next_n_experts == "packed") model::pack_next_n_experts(model, source.checkpoint, pool);
   weight_bytes_per_token = model::weight_bytes_per_token(model);
-  model::upload_weights(*ops, model);
+  model::upload_weights(*ops, model, source.checkpoint);
 }
 
 }  // namespace verbatim::cli

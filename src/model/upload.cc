@@ -1,22 +1,33 @@
 // From weights where they are mapped to weights where a backend computes.
-#include "model/glm.h"
+#include "model/upload.h"
+
+#include <functional>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "base/progress.h"
 
 namespace verbatim::model {
 
 namespace {
 
+// What is done with a matrix's stored bytes once the backend has a copy of them.
+using Uploaded = std::function<void(const Matrix& stored)>;
+
 class Uploader {
  public:
-  Uploader(ops::Ops& ops, const Config& config, int sum_parts) : ops_(ops), c(config), parts_(sum_parts) {}
+  Uploader(ops::Ops& ops, const Config& config, int sum_parts, Uploaded uploaded)
+      : ops_(ops), c(config), parts_(sum_parts), uploaded_(std::move(uploaded)) {}
 
   // Read by products alone.
   void matrices(std::initializer_list<Matrix*> all) {
-    for (Matrix* m : all) *m = ops_.upload(*m, {.only_products = true, .parts = 1});
+    for (Matrix* m : all) upload(*m, {.only_products = true, .parts = 1});
   }
   // The same, in the parts that ranks cut.
-  void cut_matrix(Matrix& m) { m = ops_.upload(m, {.only_products = true, .parts = parts_}); }
+  void cut_matrix(Matrix& m) { upload(m, {.only_products = true, .parts = parts_}); }
   // Read by rows.
-  void row_matrix(Matrix& m) { m = ops_.upload(m); }
+  void row_matrix(Matrix& m) { upload(m, {}); }
   void vector(const float*& values, int64_t count) { values = ops_.upload(values, count); }
 
   void expert(ops::ExpertWeights& e) {
@@ -78,23 +89,49 @@ class Uploader {
   }
 
  private:
+  void upload(Matrix& m, const ops::WeightUse& use) {
+    const Matrix stored = std::exchange(m, ops_.upload(m, use));
+    if (uploaded_ && stored.data != m.data) uploaded_(stored);
+  }
+
   ops::Ops& ops_;
   const Config& c;
   int parts_;
+  Uploaded uploaded_;
 };
 
-}  // namespace
-
-void upload_weights(ops::Ops& ops, Model& model) {
+void upload_all(ops::Ops& ops, Model& model, Uploaded uploaded) {
   Weights& weights = model.weights;
   const float* norm = weights.norm;
-  Uploader upload(ops, model.config, model.sum_parts);
+  Uploader upload(ops, model.config, model.sum_parts, std::move(uploaded));
   upload.row_matrix(weights.embedding);
   upload.matrices({&weights.head});
   upload.vector(weights.norm, model.config.hidden);
   for (Layer& layer : weights.layers) upload.layer(layer);
   if (weights.next_n) upload.next_n(*weights.next_n);
   if (weights.norm != norm) weights.vectors.clear();
+}
+
+}  // namespace
+
+void upload_weights(ops::Ops& ops, Model& model) { upload_all(ops, model, {}); }
+
+void upload_weights(ops::Ops& ops, Model& model, const checkpoint::Checkpoint& stored) {
+  // Matrices that do not stand in a file (packed for drafting) are not found here and stay as they are.
+  std::unordered_map<const void*, const checkpoint::TensorView*> by_address;
+  for (const checkpoint::TensorView& view : stored.tensors()) by_address[stored.data(view).data()] = &view;
+  std::optional<Progress> progress;
+  uint64_t done = 0;
+  upload_all(ops, model, [&](const Matrix& matrix) {
+    if (!progress) progress.emplace("uploading weights", stored.payload_bytes() >> 20, "MiB");
+    for (const void* data : {static_cast<const void*>(matrix.data), static_cast<const void*>(matrix.block_scale)}) {
+      const auto found = by_address.find(data);
+      if (data == nullptr || found == by_address.end()) continue;
+      stored.release(*found->second);
+      done += found->second->bytes;
+    }
+    progress->advance(done >> 20);
+  });
 }
 
 }  // namespace verbatim::model

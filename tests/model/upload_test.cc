@@ -1,0 +1,82 @@
+// Weights on their way from mapped files to a backend that copies them.
+#include "model/upload.h"
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <fstream>
+#include <sstream>
+
+#include "tests/model/ops_proxy.h"
+#include "tests/model/tiny_models.h"
+
+namespace verbatim::model {
+namespace {
+
+// The CPU's operators on copies of the weights, as a device has them.
+class CopyingOps : public OpsProxy {
+ public:
+  using OpsProxy::OpsProxy;
+  Matrix upload(const Matrix& stored, const ops::WeightUse&) override {
+    Matrix m = stored;
+    if (stored.data == nullptr) return m;
+    m.data = copy(stored.data, stored.rows * stored.row_bytes);
+    if (stored.block_scale != nullptr)
+      m.block_scale = reinterpret_cast<const uint8_t*>(
+          copy(reinterpret_cast<const std::byte*>(stored.block_scale), stored.rows * stored.block_scale_stride));
+    return m;
+  }
+  const float* upload(const float* values, int64_t count) override {
+    return values == nullptr ? nullptr
+                             : reinterpret_cast<const float*>(copy(reinterpret_cast<const std::byte*>(values),
+                                                                   count * static_cast<int64_t>(sizeof(float))));
+  }
+
+ private:
+  const std::byte* copy(const std::byte* from, int64_t bytes) {
+    return copies_.emplace_back(from, from + bytes).data();
+  }
+  std::deque<std::vector<std::byte>> copies_;
+};
+
+// KiB of mapped safetensors files that this process holds in memory.
+int64_t mapped_kib() {
+  std::ifstream maps("/proc/self/smaps");
+  int64_t total = 0;
+  bool counts = false;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find(':') > line.find(' ')) counts = line.ends_with(".safetensors");  // a mapping's first line
+    std::istringstream words(line);
+    std::string key;
+    int64_t kib = 0;
+    if (counts && words >> key >> kib && key == "Rss:") total += kib;
+  }
+  return total;
+}
+
+TEST(Upload, DropsThePagesOfWhatIsCopied) {
+  Cpu cpu;
+  const std::vector<int32_t> ids = random_ids(20, 3);
+  const std::vector<float> want = prompt_logits(*cpu.ops, Loaded(tiny("tiny-nvfp4")).model, ids);
+  CopyingOps copying(*cpu.ops);
+  {
+    Loaded kept(tiny("tiny-nvfp4"));
+    upload_weights(copying, kept.model);
+    const int64_t before = mapped_kib();
+    Loaded dropped(tiny("tiny-nvfp4"));
+    upload_weights(copying, dropped.model, dropped.checkpoint);
+    // What is left are pages that tensors share.
+    EXPECT_LT(mapped_kib() - before, before / 2);
+    EXPECT_GT(before, 1000);
+    EXPECT_EQ(first_difference(prompt_logits(copying, dropped.model, ids), want), "");
+  }
+  // Where nothing is copied nothing is dropped, and the model is as it was.
+  Loaded mapped(tiny("tiny-nvfp4"));
+  const std::byte* head = mapped.model.weights.head.data;
+  upload_weights(*cpu.ops, mapped.model, mapped.checkpoint);
+  EXPECT_EQ(mapped.model.weights.head.data, head);
+  EXPECT_EQ(first_difference(prompt_logits(*cpu.ops, mapped.model, ids), want), "");
+}
+
+}  // namespace
+}  // namespace verbatim::model
