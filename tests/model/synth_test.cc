@@ -35,6 +35,22 @@ TEST(Synth, WritesSoundCheckpointsThatRun) {
   }
 }
 
+// Made in memory, a model is the one that the files give.
+TEST(Synth, ModelsInMemoryAreTheFiles) {
+  for (const SynthForm form : {SynthForm::kBf16, SynthForm::kNvfp4}) {
+    const TemporaryDirectory directory;
+    ThreadPool pool(2);
+    const SynthOptions options{.form = form, .layers = 5, .experts = 6, .seed = 8};
+    synthesise(directory.path() / "out", options, pool);
+    const Loaded loaded(directory.path() / "out");
+    Cpu cpu;
+    const Model made = synthetic_model(*cpu.ops, options, true, 1, pool);
+    ASSERT_TRUE(made.weights.next_n);
+    const std::vector<int32_t> ids = random_ids(40, 2);
+    EXPECT_EQ(first_difference(prompt_logits(*cpu.ops, made, ids), prompt_logits(*cpu.ops, loaded.model, ids)), "");
+  }
+}
+
 // The bytes follow from the options: threads and shards do not matter, another seed does.
 TEST(Synth, DependsOnItsOptionsAlone) {
   const TemporaryDirectory directory;
