@@ -71,10 +71,11 @@ class Envelope {
         model_(std::move(model)),
         owner_(std::move(owner)),
         created_(unix_time()),
-        input_(request.input),
-        conversation_(request.conversation),
+        echo_(request.echo->dump()),
         store_(request.store ? std::move(store) : nullptr) {
-    echo_ = request.echo->dump();
+    if (!store_) return;
+    input_ = request.input->dump();
+    conversation_ = request.conversation->dump();
   }
 
   std::string item_id(Item::Kind kind, size_t index) const {
@@ -114,7 +115,7 @@ class Envelope {
     append_verbatim_block(out, end);
     out += '}';
     if (store_) {
-      std::string conversation = conversation_->dump();
+      std::string conversation = conversation_;
       conversation.pop_back();
       // A call that was cut has no arguments that could be sent again.
       std::vector<Item> whole;
@@ -124,7 +125,7 @@ class Envelope {
       append_items(said, whole);
       if (!whole.empty()) conversation.append(",").append(said, 1, said.size() - 2);
       conversation += ']';
-      store_->put({id, owner_, out, input_->dump(), std::move(conversation)});
+      store_->put({id, owner_, out, input_, std::move(conversation)});
     }
     return out;
   }
@@ -146,8 +147,8 @@ class Envelope {
 
   const std::string model_, owner_;
   const int64_t created_;
-  std::string echo_;
-  const std::shared_ptr<const Json> input_, conversation_;
+  const std::string echo_;
+  std::string input_, conversation_;  // JSON, made here and not on the connection's thread; only if they are to be kept
   const std::shared_ptr<ResponseStore> store_;
 };
 
