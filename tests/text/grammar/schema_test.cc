@@ -42,11 +42,14 @@ const std::vector<Case>& cases() {
       {R"({"type": "array", "prefixItems": [{"type": "integer"}], "items": {"type": "null"}, "minItems": 3, "maxItems": 5})",
        {"[1, null, null]", "[1, null, null, null, null]"},
        {"[1, null]", "[1, null, null, null, null, null]"}},
+      {R"({"anyOf": [{"type": "array", "prefixItems": [{"type": "null"}], "items": false, "minItems": 2}, {"type": "null"}]})",
+       {"null"},
+       {"[null]", "[null, null]"}},
       {R"({"type": "array", "maxItems": 0})", {"[]"}, {"[1]"}},
       {R"({"type": "array", "items": false})", {"[]"}, {"[1]", "[null]"}},
       {R"({"type": "string", "minLength": 2, "maxLength": 3})",
        {R"("ab")", R"("中文字")", R"("\n\u00e9")", R"("\ud83d\ude00x")", "\"\xF0\x9F\x98\x80x\""},
-       {R"("a")", R"("abcd")", R"("")", R"("\ud83d\ude00")", R"("ab\ud83d")", "\"ab\n\""}},
+       {R"("a")", R"("abcd")", R"("")", R"("\ud83d\ude00")", R"("ab\ud83d\ud83d")", R"("ab\ud83d")", "\"ab\n\""}},
       {R"({"type": "string", "pattern": "^[a-z]{2,}\"?$"})",
        {R"("ab")", R"("ab\"")"},
        {R"("a")", R"("ab\u0022")", R"("aB")"}},
@@ -172,11 +175,18 @@ TEST(GrammarSchema, RandomRepliesSatisfyTheirSchemas) {
   EXPECT_GT(ended * 10, walked * 9);
 }
 
+TEST(GrammarSchema, IndentationIsBounded) {
+  const GrammarPointer grammar = compile_json_object(toy().tokens);
+  EXPECT_TRUE(grammar->accepts("{\n" + std::string(32, ' ') + "\"a\": 1\n}"));
+  EXPECT_FALSE(grammar->accepts("{\n" + std::string(33, ' ') + "\"a\": 1\n}"));
+  EXPECT_FALSE(grammar->accepts("{\"a\": 1\n\n}"));
+}
+
 TEST(GrammarSchema, FormatsAreExact) {
   const std::vector<std::tuple<std::string, std::vector<std::string>, std::vector<std::string>>> formats = {
       {"date",
-       {"2024-02-29", "2000-02-29", "1999-12-31"},
-       {"2023-02-29", "1900-02-29", "2024-04-31", "0000-01-01", "24-01-01", "2024-13-01"}},
+       {"2024-02-29", "1996-02-29", "0004-02-29", "1200-02-29", "2000-02-29", "1999-12-31"},
+       {"2023-02-29", "1997-02-29", "1900-02-29", "1300-02-29", "2024-04-31", "0000-01-01", "24-01-01", "2024-13-01"}},
       {"time", {"00:00:00Z", "23:59:59.5+05:30"}, {"24:00:00Z", "12:60:00Z", "12:00Z", "12:00:00"}},
       {"date-time", {"2024-02-29T12:00:00Z"}, {"2024-02-30T12:00:00Z", "2024-02-29 12:00:00Z"}},
       {"duration", {"P1Y2M3DT4H5M6S", "P3W", "PT36H", "P1D"}, {"P", "PT", "P1Y3D", "1D", "P1S"}},
@@ -280,6 +290,7 @@ TEST(GrammarSchema, RefusesWhatNothingSatisfies) {
         R"({"type": "object", "properties": {"a": false}, "required": ["a"]})",
         R"({"type": "string", "pattern": "^a$", "minLength": 2})",
         R"({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]})",
+        R"({"type": "array", "prefixItems": [{"type": "null"}], "items": false, "minItems": 2})",
         R"({"type": "array", "items": {"$ref": "#"}, "minItems": 1})", R"({"const": 1, "enum": [2]})",
         R"({"type": "object", "additionalProperties": false, "required": ["a"]})",
         R"({"type": "object", "additionalProperties": {"$ref": "#"}, "minProperties": 1})"})
