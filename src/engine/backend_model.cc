@@ -1,6 +1,7 @@
 #include "engine/backend_model.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "base/error.h"
 
@@ -12,14 +13,18 @@ using model::kHeadRows;
 
 size_t floats(int64_t count) { return static_cast<size_t>(count) * sizeof(float); }
 
-// What a step does, for backends that record (Ops::step): each always works on the same buffers.
-enum Tag : uint64_t { kForward = 1, kLogits, kGreedy, kNextN, kNextNShared, kChainGreedy };
+// What a step does, for backends that record (Ops::step): each always works on the same buffers of one BackendModel, of
+// which every one has its own tags.
+constexpr uint64_t kTags = 16;
+std::atomic<uint64_t> next_tags{1};
+enum Tag : uint64_t { kForward, kLogits, kGreedy, kNextN, kNextNShared, kChainGreedy };
 
 }  // namespace
 
 BackendModel::BackendModel(ops::Ops& ops, const model::Model& model, const BackendModelOptions& options)
     : ops_(ops),
       model_(model),
+      tags_(next_tags++ * kTags),
       storage_(ops, model.config, options.slots, options.pages),
       buffers_(ops, model.config, options.max_rows, options.slots) {
   const model::Config& c = model.config;
@@ -34,7 +39,8 @@ BackendModel::BackendModel(ops::Ops& ops, const model::Model& model, const Backe
 }
 
 void BackendModel::forward(std::span<const ops::Span> spans, std::span<const int32_t> ids) {
-  ops_.step(kForward, spans, ids, [&] { model::forward(ops_, model_, storage_.state(), spans, ids, buffers_.pass); });
+  ops_.step(tags_ + kForward, spans, ids,
+            [&] { model::forward(ops_, model_, storage_.state(), spans, ids, buffers_.pass); });
 }
 
 void BackendModel::gather(const float* from, std::span<const int32_t> rows, int64_t width, float* to) {
@@ -47,7 +53,7 @@ std::span<const float> BackendModel::logits(std::span<const int32_t> rows) {
   for (int64_t first = 0; first < std::ssize(rows); first += kHeadRows) {
     const auto own = rows.subspan(static_cast<size_t>(first))
                          .first(static_cast<size_t>(std::min(kHeadRows, std::ssize(rows) - first)));
-    ops_.step(kLogits, {}, own, [&] {
+    ops_.step(tags_ + kLogits, {}, own, [&] {
       gather(buffers_.pass.hidden, own, width, buffers_.gathered.floats());
       model::head(ops_, model_, buffers_.gathered.floats(), std::ssize(own), buffers_.logits.floats());
     });
@@ -62,7 +68,7 @@ std::span<const int32_t> BackendModel::greedy_of(uint64_t tag, const float* hidd
   for (int64_t first = 0; first < std::ssize(rows); first += kHeadRows) {
     const auto own = rows.subspan(static_cast<size_t>(first))
                          .first(static_cast<size_t>(std::min(kHeadRows, std::ssize(rows) - first)));
-    ops_.step(tag, {}, own, [&] {
+    ops_.step(tags_ + tag, {}, own, [&] {
       gather(hidden, own, model_.config.hidden, buffers_.gathered.floats());
       model::head(ops_, model_, buffers_.gathered.floats(), std::ssize(own), buffers_.logits.floats());
       ops_.argmax(buffers_.logits.floats(), std::ssize(own), model_.config.vocabulary, sizes_.vocabulary_limit,
@@ -78,7 +84,7 @@ std::span<const int32_t> BackendModel::greedy(std::span<const int32_t> rows) {
 }
 
 void BackendModel::next_n_of(std::span<const ops::Span> spans, std::span<const int32_t> ids, bool keep_selection) {
-  ops_.step(keep_selection ? kNextNShared : kNextN, spans, ids, [&] {
+  ops_.step(tags_ + (keep_selection ? kNextNShared : kNextN), spans, ids, [&] {
     model::next_n(ops_, model_, storage_.state(), spans, ids, buffers_.gathered.floats(), *buffers_.drafting,
                   keep_selection);
   });

@@ -55,6 +55,7 @@ class BackendModel final : public StepModel {
 
   ops::Ops& ops_;
   const model::Model& model_;
+  uint64_t tags_;  // of Ops::step, this object's own
   StepModelSizes sizes_;
   state::Storage storage_;
   model::StepBuffers buffers_;

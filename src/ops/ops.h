@@ -207,7 +207,8 @@ class Ops {
  public:
   virtual ~Ops() = default;
   virtual const char* name() const = 0;  // "cpu (avx512)"
-  // Bytes of an element of latents, pool keys, tails and convolution inputs in its caches (LatentCache, KdaState::conv).
+  // Bytes of an element of latents, pool keys, tails and convolution inputs in its caches (LatentCache,
+  // KdaState::conv).
   virtual int64_t cache_element_bytes() const { return sizeof(float); }
 
   virtual void* allocate(size_t bytes) = 0;  // zeroed, 64-byte aligned

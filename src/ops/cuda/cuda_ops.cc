@@ -80,7 +80,8 @@ void* CudaOps::allocate(size_t bytes) {
 
 void CudaOps::release(void* data) {
   finish_leave();
-  // What is queued may still use it; cudaFree waits for that.
+  // Recordings that work on it must not run again. What is queued may still use it; cudaFree waits for that.
+  ++released_;
   if (data != nullptr) cudaFree(data);
 }
 

@@ -108,7 +108,9 @@ class CudaOps final : public Ops {
   void pack_rows(const Weights& plain, int64_t first, const Matrix& packed);
   // Ids on the device: those of the step, or a copy.
   const int32_t* device_ids(const int32_t* ids, int64_t count);
-  int64_t generation() const { return scratch_.generation() + spans_.generation() + ids_.generation() + tables_made_; }
+  int64_t generation() const {
+    return scratch_.generation() + spans_.generation() + ids_.generation() + tables_made_ + released_;
+  }
   int terms_of(const Matrix& w) const;
   void multiply(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int parts);
   void multiply_packed(std::span<const Product> once, std::span<const Product> thrice, const float* x, int64_t x_stride,
@@ -128,7 +130,7 @@ class CudaOps final : public Ops {
   Mirror spans_;
   WeightMemory weights_;
   std::unordered_map<const ExpertWeights*, ExpertMirror> expert_tables_;
-  int64_t tables_made_ = 0;
+  int64_t tables_made_ = 0, released_ = 0;
 
   // What a step launched, for its tag and shapes; it holds while nothing that it reads or writes has moved.
   struct Recording {

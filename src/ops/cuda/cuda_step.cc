@@ -19,15 +19,17 @@ constexpr size_t kMostRecordings = 256;
 // All that the launches of a body may depend on besides what it reads on the device.
 std::vector<int64_t> key_of(uint64_t tag, std::span<const Span> spans, int64_t rows) {
   std::vector<int64_t> key = {static_cast<int64_t>(tag), rows, static_cast<int64_t>(spans.size())};
-  int64_t longest = 0, last = 0;
+  int64_t longest = 0, last = 0, windows = 0;
   for (const Span& span : spans) {
     longest = std::max(longest, span.rows);
+    windows += span.rows > 1 ? 1 : 0;
     last = std::max(last, span.position + span.rows);
     // The next-n layer clears the embedding of a first row.
     if (span.position == 0) key.push_back(span.first_row);
   }
   key.push_back(-1);
   key.push_back(longest);
+  key.push_back(windows);
   key.push_back(position_bound(last));
   return key;
 }
