@@ -176,6 +176,23 @@ TEST(GrammarSchema, RandomRepliesSatisfyTheirSchemas) {
   EXPECT_GT(ended * 10, walked * 9);
 }
 
+TEST(GrammarSchema, IntegerBoundsAreExact) {
+  for (const auto& [low, high] :
+       std::vector<std::pair<int, int>>{{-120, 120}, {80, 199}, {8, 88}, {-99, -8}, {0, 0}, {-1, 109}}) {
+    const json both = {{"type", "integer"}, {"minimum", low}, {"maximum", high}};
+    const json least = {{"type", "integer"}, {"minimum", low}},
+               most = {{"type", "integer"}, {"exclusiveMaximum", high}};
+    const GrammarPointer in = compile_json_schema(toy().tokens, both.dump());
+    const GrammarPointer above = compile_json_schema(toy().tokens, least.dump());
+    const GrammarPointer below = compile_json_schema(toy().tokens, most.dump());
+    for (int i = -1100; i <= 1100; ++i) {
+      EXPECT_EQ(in->accepts(std::to_string(i)), i >= low && i <= high) << i << " " << both;
+      EXPECT_EQ(above->accepts(std::to_string(i)), i >= low) << i << " " << least;
+      EXPECT_EQ(below->accepts(std::to_string(i)), i < high) << i << " " << most;
+    }
+  }
+}
+
 TEST(GrammarSchema, IndentationIsBounded) {
   const GrammarPointer grammar = compile_json_object(toy().tokens);
   EXPECT_TRUE(grammar->accepts("{\n" + std::string(32, ' ') + "\"a\": 1\n}"));
