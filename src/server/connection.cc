@@ -253,7 +253,7 @@ void Connection::append_chunk(std::string_view bytes) {
   if (is_chunked_) out_.append("\r\n");
 }
 
-void Connection::respond(ConnectionExchange& exchange, HttpResponse response) {
+void Connection::respond(ConnectionExchange& exchange, const HttpResponse& response) {
   if (exchange.number_ != exchange_number_ || (state_ != State::kHandling && state_ != State::kStreaming)) return;
   figures_ = exchange.figures();
   pending_.reset();
@@ -294,8 +294,8 @@ void Connection::pull() {
   const std::shared_ptr<ConnectionExchange> exchange = exchange_;
   is_due_ = false;
   if (exchange->poll_) {
-    std::optional<HttpResponse> response = exchange->poll_();
-    if (response) respond(*exchange, std::move(*response));
+    const std::optional<HttpResponse> response = exchange->poll_();
+    if (response) respond(*exchange, *response);
     return;
   }
   pulled_.clear();
@@ -477,8 +477,8 @@ void ConnectionExchange::on_shard(std::function<void(Connection&)> task) {
 
 void ConnectionExchange::respond(HttpResponse response) {
   if (is_answered_.exchange(true)) return;
-  on_shard([this, response = std::move(response)](Connection& connection) mutable {
-    connection.respond(*this, std::move(response));
+  on_shard([this, response = std::move(response)](Connection& connection) {
+    connection.respond(*this, response);
     forget_gone();
   });
 }

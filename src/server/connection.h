@@ -116,7 +116,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void tick(Clock::time_point now);
 
   // Of the exchange in progress.
-  void respond(ConnectionExchange& exchange, HttpResponse response);
+  void respond(ConnectionExchange& exchange, const HttpResponse& response);
   void stream(ConnectionExchange& exchange, const HttpResponse& head);
   void collect(ConnectionExchange& exchange);
   void serve(ConnectionExchange& exchange);  // it was woken

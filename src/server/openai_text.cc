@@ -75,6 +75,7 @@ void append_usage_member(std::string& out, const ReplyUsage& usage) {
 
 void append_verbatim_member(std::string& out, const std::vector<ChoiceEnd>& ends) {
   std::vector<const ChoiceEnd*> list;
+  list.reserve(ends.size());
   for (const ChoiceEnd& end : ends) list.push_back(&end);
   out += R"(,"verbatim":)";
   append_verbatim_block(out, list);

@@ -1,5 +1,6 @@
 // GET /health, /health/ready, /metrics, /version
 #include <chrono>
+#include <utility>
 
 #include "base/log.h"
 #include "server/json_text.h"
@@ -51,7 +52,7 @@ void add_operation_routes(Router& router, Service& service, ServerState state) {
               },
               Work::kQuick, Access::kOpen});
   router.add({"GET", "/metrics",
-              [&service, state](const std::shared_ptr<Exchange>& exchange) {
+              [&service, state = std::move(state)](const std::shared_ptr<Exchange>& exchange) {
                 exchange->respond(
                     {.body = service.metrics().text(service.engine().stats(), state.http(),
                                                     service.model().names.front(), service.model().context_tokens),

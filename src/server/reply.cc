@@ -143,7 +143,7 @@ Reply::Reply(const Context& context, std::vector<ReplyPlan> plans, std::shared_p
   }
 }
 
-void Reply::stream(const Context& context, std::vector<ReplyPlan> plans, std::shared_ptr<Exchange> exchange,
+void Reply::stream(const Context& context, std::vector<ReplyPlan> plans, const std::shared_ptr<Exchange>& exchange,
                    HttpResponse head, std::unique_ptr<ReplyWriter> writer) {
   const std::shared_ptr<Reply> reply(new Reply(context, std::move(plans), exchange, std::move(writer)));
   reply->submit();
@@ -151,7 +151,7 @@ void Reply::stream(const Context& context, std::vector<ReplyPlan> plans, std::sh
   exchange->stream(std::move(head), [reply](std::string& out) { return reply->pull(out); });
 }
 
-void Reply::collect(const Context& context, std::vector<ReplyPlan> plans, std::shared_ptr<Exchange> exchange,
+void Reply::collect(const Context& context, std::vector<ReplyPlan> plans, const std::shared_ptr<Exchange>& exchange,
                     std::function<HttpResponse(WholeReply&)> whole,
                     std::function<HttpResponse(const ApiError&)> error) {
   auto collector = std::make_unique<Collector>(choices_of(plans));

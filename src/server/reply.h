@@ -94,10 +94,10 @@ class Reply : public std::enable_shared_from_this<Reply> {
   // Submits the plans (choices are numbered through, plan after plan) and answers `exchange` with a stream whose head
   // is `head`. Throws what Engine::submit throws, before anything was answered. The reply ends early if the client
   // goes.
-  static void stream(const Context& context, std::vector<ReplyPlan> plans, std::shared_ptr<Exchange> exchange,
+  static void stream(const Context& context, std::vector<ReplyPlan> plans, const std::shared_ptr<Exchange>& exchange,
                      HttpResponse head, std::unique_ptr<ReplyWriter> writer);
   // The same with one response: `whole` makes it of the collected reply, `error` of a failure.
-  static void collect(const Context& context, std::vector<ReplyPlan> plans, std::shared_ptr<Exchange> exchange,
+  static void collect(const Context& context, std::vector<ReplyPlan> plans, const std::shared_ptr<Exchange>& exchange,
                       std::function<HttpResponse(WholeReply&)> whole,
                       std::function<HttpResponse(const ApiError&)> error);
 

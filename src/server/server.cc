@@ -57,7 +57,7 @@ Server::Server(ServedModel model, engine::Engine& engine, ServerOptions options)
   workers_ = std::make_unique<Workers>(options_.workers, options_.worker_queue);
   HttpHooks hooks;
   hooks.admit = [this](HttpRequest& head) { return access_.check(head, is_draining_.load()); };
-  hooks.handle = [this](std::shared_ptr<Exchange> exchange) { handle(std::move(exchange)); };
+  hooks.handle = [this](const std::shared_ptr<Exchange>& exchange) { handle(exchange); };
   hooks.error = [this](const ApiError& error, std::string_view path) {
     return error_response(error, router_.errors(path));
   };
@@ -74,7 +74,7 @@ Server::~Server() {
   http_.reset();
 }
 
-void Server::handle(std::shared_ptr<Exchange> exchange) {
+void Server::handle(const std::shared_ptr<Exchange>& exchange) {
   const HttpRequest& request = exchange->request();
   std::vector<std::string> ignored;
   const Route* route = router_.find(request.method, request.path, ignored);

@@ -51,7 +51,7 @@ class Server {
   bool drain(std::chrono::milliseconds most);
 
  private:
-  void handle(std::shared_ptr<Exchange> exchange);
+  void handle(const std::shared_ptr<Exchange>& exchange);
   void log_request(const HttpRequest& request, const RequestFigures& figures, int status, int64_t bytes_sent);
 
   const ServerOptions options_;

@@ -85,7 +85,7 @@ engine::TokenMask StructuredOutputs::mask(const ChatRequest& request, text::Repl
     if (has_form) refuse_field(structured.param, "not together with a tool_choice that forces a call");
     return text::make_mask(calls(request), options(start));
   }
-  const text::TokenMaskFunction text_mask = text::make_mask(form(structured), options(start));
+  text::TokenMaskFunction text_mask = text::make_mask(form(structured), options(start));
   if (request.tools.empty() || request.tool_choice == ToolChoice::kNone) return text_mask;
 
   // Tools may be called instead: what comes first after reasoning decides which of the two forms it is.
