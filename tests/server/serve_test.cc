@@ -157,13 +157,12 @@ TEST(Serve, StartsSaysWhereServesAndEnds) {
 
 TEST(Serve, ASecondSignalEndsItAtOnce) {
   const Checkpoint checkpoint;
-  Process process(
-      {checkpoint.path().string(), "--port", "0", "--memory", "2GiB", "--context", "100000", "--threads", "2"});
+  Process process(arguments(checkpoint));
   const uint16_t port = process.port();
   Client running(port);
   json longer = kChat;
   longer["stream"] = true;
-  longer["max_tokens"] = 90000;
+  longer["max_tokens"] = 4000;  // seconds of work
   longer["ignore_eos"] = true;
   running.send(Client::text_of("POST", "/v1/chat/completions", longer.dump(), {}));
   EXPECT_FALSE(running.receive().empty());
