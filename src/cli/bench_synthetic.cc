@@ -283,8 +283,8 @@ void bench_synthetic(const SyntheticBenchOptions& options) {
          ops::kPageTokens);
   ThreadPool pool(options.threads > 0 ? options.threads
                                       : std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
-  const std::unique_ptr<ops::Ops> ops =
-      options.backend == "cuda" ? ops::make_cuda_ops({}) : ops::make_cpu_ops(pool, ops::CpuIsa::kBest);
+  const std::unique_ptr<ops::Ops> ops = options.backend == "cuda" ? ops::make_cuda_ops({.records_steps = true})
+                                                                  : ops::make_cpu_ops(pool, ops::CpuIsa::kBest);
   const double bandwidth = options.backend == "cuda" ? ops::cuda_read_bandwidth(*ops) : cpu_read_bandwidth(pool);
   model::SynthOptions synth;
   synth.size = options.size == "tiny" ? model::SynthSize::kTiny : model::SynthSize::kReleased;

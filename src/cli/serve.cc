@@ -94,6 +94,10 @@ engine::BudgetOptions budget_options(const Options& options) {
   budget.next_n_experts =
       options.run.next_n_experts == "packed" ? model::NextNExperts::kPacked : model::NextNExperts::kStored;
   budget.activation_scales = options.run.precision == "checkpoint";
+  if (budget.backend == model::BackendKind::kCuda) {
+    budget.cache_element_bytes = ops::kCudaCacheElementBytes;
+    budget.working_bytes = ops::kCudaWorkingBytes;
+  }
   return budget;
 }
 

@@ -17,8 +17,8 @@ std::string gib(int64_t bytes) { return fmt::format("{:.3f} GiB", static_cast<do
 std::string Budget::text() const {
   return fmt::format(
       "memory: weights {}, workspace {}, {} sequences {}, {} pages of {} tokens {}, snapshots {}; context {} tokens",
-      gib(weights_bytes), gib(workspace_bytes), model.slots, gib(slots_bytes), model.pages, ops::kPageTokens,
-      gib(pages_bytes), gib(snapshot_bytes), model.max_positions);
+      gib(weights_bytes), gib(workspace_bytes + working_bytes), model.slots, gib(slots_bytes), model.pages,
+      ops::kPageTokens, gib(pages_bytes), gib(snapshot_bytes), model.max_positions);
 }
 
 Budget make_budget(const checkpoint::Checkpoint& checkpoint, const model::Config& config,
@@ -34,12 +34,15 @@ Budget make_budget(const checkpoint::Checkpoint& checkpoint, const model::Config
                                              .backend = options.backend,
                                              .next_n_experts = options.next_n_experts,
                                              .activation_scales = options.activation_scales,
-                                             .chunk_rows = rows});
+                                             .chunk_rows = rows,
+                                             .cache_element_bytes = options.cache_element_bytes});
   Budget budget;
   budget.weights_bytes = plan.ranks.front().weights_bytes;
   budget.workspace_bytes = plan.workspace_bytes;
+  budget.working_bytes = options.working_bytes;
   budget.slots_bytes = options.sequences * plan.rank_sequence_bytes;
-  const int64_t left = options.memory_bytes - budget.weights_bytes - budget.workspace_bytes - budget.slots_bytes;
+  const int64_t left =
+      options.memory_bytes - budget.weights_bytes - budget.working_bytes - budget.workspace_bytes - budget.slots_bytes;
   // A run keeps one page more than its tokens fill: its next token is written before it is known to be the last.
   const int64_t context_pages = state::pages_for(plan.context_tokens + 1);
   const int64_t least_pages = options.context_tokens > 0 ? context_pages : options.sequences;
@@ -52,9 +55,9 @@ Budget make_budget(const checkpoint::Checkpoint& checkpoint, const model::Config
     fail(ErrorKind::kCapacity, "memory",
          "{} given; weights {}, workspace {}, {} sequences {} and snapshots {} leave {} pages, and {} are needed ({} "
          "each, {} tokens); give more memory, fewer sequences, a shorter context or smaller steps",
-         gib(options.memory_bytes), gib(budget.weights_bytes), gib(budget.workspace_bytes), options.sequences,
-         gib(budget.slots_bytes), gib(budget.snapshot_bytes), std::max<int64_t>(pages, 0), least_pages,
-         gib(plan.page_bytes), ops::kPageTokens);
+         gib(options.memory_bytes), gib(budget.weights_bytes), gib(budget.workspace_bytes + budget.working_bytes),
+         options.sequences, gib(budget.slots_bytes), gib(budget.snapshot_bytes), std::max<int64_t>(pages, 0),
+         least_pages, gib(plan.page_bytes), ops::kPageTokens);
   budget.model.max_rows = rows;
   budget.model.slots = options.sequences;
   budget.model.pages = std::min({pages, 2 * options.sequences * context_pages, int64_t{INT32_MAX}});

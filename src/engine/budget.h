@@ -18,13 +18,18 @@ struct BudgetOptions {
   int64_t chunk_rows = 512;     // of a step at most
   model::BackendKind backend = model::BackendKind::kCpu;
   model::NextNExperts next_n_experts = model::NextNExperts::kStored;
-  bool activation_scales = false;  // --precision checkpoint
+  bool activation_scales = false;   // --precision checkpoint
+  int64_t cache_element_bytes = 0;  // PlanOptions'
+  int64_t working_bytes = 0;        // what the backend's kernels take beside
 };
 
 struct Budget {
   BackendModelOptions model;  // rows, slots, pages, context
-  int64_t weights_bytes = 0, workspace_bytes = 0, slots_bytes = 0, pages_bytes = 0, snapshot_bytes = 0;
-  int64_t needed_bytes() const { return weights_bytes + workspace_bytes + slots_bytes + pages_bytes + snapshot_bytes; }
+  int64_t weights_bytes = 0, working_bytes = 0, workspace_bytes = 0, slots_bytes = 0, pages_bytes = 0,
+          snapshot_bytes = 0;
+  int64_t needed_bytes() const {
+    return weights_bytes + working_bytes + workspace_bytes + slots_bytes + pages_bytes + snapshot_bytes;
+  }
   // One line for a log: what the memory goes to.
   std::string text() const;
 };

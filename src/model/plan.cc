@@ -66,7 +66,9 @@ Plan make_plan(const Checkpoint& stored, const Config& config, const PlanOptions
          options.context_tokens, config.max_positions);
   if (options.sequences < 1 || options.chunk_rows < 1 || options.memory_bytes < 0 || options.snapshot_bytes < 0)
     fail(ErrorKind::kUsage, "plan", "sequences, chunk rows and memory must be positive");
-  const int64_t element = options.backend == BackendKind::kCpu ? 4 : 2;
+  const int64_t element = options.cache_element_bytes > 0        ? options.cache_element_bytes
+                          : options.backend == BackendKind::kCpu ? 4
+                                                                 : 2;
   const Config local = rank_share(config, options.ranks);
 
   Plan plan;

@@ -22,9 +22,10 @@ struct PlanOptions {
   int64_t memory_bytes = 0;  // of each rank; 0: not known, nothing is said to fit
   BackendKind backend = BackendKind::kCuda;
   NextNExperts next_n_experts = NextNExperts::kStored;
-  bool activation_scales = false;  // --precision checkpoint keeps input_scale
-  int64_t chunk_rows = 2048;       // rows of the longest step: sizes the workspace
-  int64_t snapshot_bytes = 0;      // budget for prefix snapshots on each rank
+  bool activation_scales = false;   // --precision checkpoint keeps input_scale
+  int64_t chunk_rows = 2048;        // rows of the longest step: sizes the workspace
+  int64_t snapshot_bytes = 0;       // budget for prefix snapshots on each rank
+  int64_t cache_element_bytes = 0;  // of caches; 0: the backend's, 4 on the CPU and 2 on CUDA
 };
 
 struct RankPlan {

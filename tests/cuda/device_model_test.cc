@@ -20,7 +20,9 @@ class DeviceModel : public testing::Test {
   void SetUp() override {
     if (ops::cuda_devices().empty()) GTEST_SKIP() << "this machine has no CUDA device";
   }
-  static std::unique_ptr<ops::Ops> cuda(Activations activations) { return ops::make_cuda_ops({0, activations}); }
+  static std::unique_ptr<ops::Ops> cuda(Activations activations) {
+    return ops::make_cuda_ops({.activations = activations, .records_steps = true});
+  }
 };
 
 struct Uploaded {

@@ -93,7 +93,7 @@ int64_t differences(const std::vector<int32_t>& a, const std::vector<int32_t>& b
 
 TEST(Layers, AsShippedNearTheCpu) {
   if (ops::cuda_devices().empty()) GTEST_SKIP() << "this machine has no CUDA device";
-  const auto device = ops::make_cuda_ops({0, ops::Activations::kBf16});
+  const auto device = ops::make_cuda_ops({.activations = ops::Activations::kBf16});
   ops::HostOps cuda(*device);
   Cpu cpu;
   for (const auto& [directory, precision] :

@@ -40,7 +40,7 @@ std::vector<std::vector<int32_t>> replies(ops::Ops& ops, const model::Model& mod
 
 TEST(RecordedEngine, GivesTheRepliesOfStepsLaunchedAnew) {
   if (ops::cuda_devices().empty()) GTEST_SKIP() << "this machine has no CUDA device";
-  const auto device = ops::make_cuda_ops({});
+  const auto device = ops::make_cuda_ops({.records_steps = true});
   model::Loaded loaded(model::tiny("tiny-nvfp4"));
   model::upload_weights(*device, loaded.model);
   EagerOps eager(*device);

@@ -52,6 +52,7 @@ Weights weights_of(const Matrix& m) {
 
 CudaOps::CudaOps(const CudaOptions& options)
     : activations_(select_device(options)),
+      records_steps_(options.records_steps),
       name_(device_name(options)),
       arguments_(stream_),
       spans_(stream_),

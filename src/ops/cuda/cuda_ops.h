@@ -123,6 +123,7 @@ class CudaOps final : public Ops {
   SpanTable span_table(std::span<const Span> spans, int64_t storage_shift);  // on the device
 
   Activations activations_;
+  bool records_steps_;
   std::string name_;
   Stream stream_;
   Scratch scratch_;

@@ -47,7 +47,7 @@ void CudaOps::step(uint64_t tag, std::span<const Span> spans, std::span<const in
                    const std::function<void()>& body) {
   finish_leave();
   const auto rows = static_cast<int64_t>(ids.size());
-  if (rows == 0 || rows > kMostRecordedRows) {
+  if (!records_steps_ || rows == 0 || rows > kMostRecordedRows) {
     launches_ = 0;
     body();
     return;
