@@ -23,6 +23,27 @@ bool is_address(std::string_view host) {
   return ::inet_pton(AF_INET, text.c_str(), buffer) == 1 || ::inet_pton(AF_INET6, text.c_str(), buffer) == 1;
 }
 
+// The password in "Basic base64(user:password)"; nothing if it is no such text.
+std::optional<std::string> basic_password(std::string_view authorization) {
+  constexpr std::string_view kScheme = "basic ";
+  constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  if (authorization.size() <= kScheme.size() || !equal_ignoring_case(authorization.substr(0, kScheme.size()), kScheme))
+    return std::nullopt;
+  std::string text;
+  uint32_t bits = 0;
+  int count = 0;
+  for (const char c : authorization.substr(kScheme.size())) {
+    if (c == '=') break;
+    const size_t digit = kDigits.find(c);
+    if (digit == std::string_view::npos) return std::nullopt;
+    bits = bits << 6 | static_cast<uint32_t>(digit);
+    count += 6;
+    if (count >= 8) text += static_cast<char>(bits >> (count -= 8) & 0xff);
+  }
+  const size_t colon = text.find(':');
+  return colon == std::string::npos ? std::nullopt : std::optional(text.substr(colon + 1));
+}
+
 }  // namespace
 
 AccessRules::AccessRules(const Router& router, const ApiKeys& keys, AccessOptions options)
@@ -75,12 +96,22 @@ std::optional<HttpResponse> AccessRules::check(HttpRequest& head, bool is_draini
       if (const std::string_view bearer = head.header("authorization");
           bearer.size() > 7 && equal_ignoring_case(bearer.substr(0, 7), "bearer "))
         presented = bearer.substr(7);
+      const bool is_for_browsers = route != nullptr && route->access == Access::kBrowser;
+      std::optional<std::string> password;
+      if (is_for_browsers) password = basic_password(head.header("authorization"));
+      if (password) presented = *password;
       std::optional<std::string> name = keys_.find(presented);
-      if (!name)
-        return refuse({.status = 401,
-                       .message = presented.empty() ? "no API key; send Authorization: Bearer KEY or x-api-key: KEY"
-                                                    : "the API key is not one of this server's",
-                       .code = "invalid_api_key"});
+      if (!name) {
+        HttpResponse response =
+            refuse({.status = 401,
+                    .message = presented.empty() ? "no API key; send Authorization: Bearer KEY or x-api-key: KEY"
+                                                 : "the API key is not one of this server's",
+                    .code = "invalid_api_key"});
+        if (is_for_browsers)
+          for (Header& header : response.headers)
+            if (header.name == "WWW-Authenticate") header.value = "Basic realm=\"an API key as the password\"";
+        return response;
+      }
       head.key = std::move(*name);
     }
   } else if (!is_open) {

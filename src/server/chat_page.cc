@@ -51,7 +51,7 @@ void add_page_route(Router& router) {
                 exchange->respond(
                     {.body = std::string(kChatPage), .content_type = "text/html; charset=utf-8", .headers = headers});
               },
-              Work::kQuick, Access::kOpen});
+              Work::kQuick, Access::kBrowser});
 }
 
 }  // namespace verbatim::server

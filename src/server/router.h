@@ -18,6 +18,7 @@ using Handler = std::function<void(const std::shared_ptr<Exchange>&)>;
 enum class Access {
   kOpen,  // without a key, from any Host, and while the server drains
   kKey,
+  kBrowser,  // a key too, which may come as the password of HTTP Basic: what a browser can ask its reader for
 };
 enum class Work {
   kQuick,  // on the connection's thread: microseconds

@@ -15,7 +15,7 @@ TEST(Keys, EveryRouteButHealthAndVersionNeedsOne) {
   EXPECT_EQ(server.get("/health").status, 200);
   EXPECT_EQ(server.get("/health/ready").status, 200);
   EXPECT_EQ(server.get("/version").status, 200);
-  for (const char* path : {"/v1/models", "/metrics", "/v1/models/scripted", "/nowhere"})
+  for (const char* path : {"/", "/v1/models", "/metrics", "/v1/models/scripted", "/nowhere"})
     EXPECT_EQ(server.get(path).status, 401) << path;
   for (const char* path : {"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/nowhere"}) {
     const Answer answer = server.post_text(path, kChat);
@@ -35,6 +35,21 @@ TEST(Keys, EveryRouteButHealthAndVersionNeedsOne) {
                                            {"x-api-key", ""},
                                            {"x-api-key", "alice"}})
     EXPECT_EQ(server.post_text("/v1/chat/completions", kChat, {{name, value}}).status, 401) << value;
+}
+
+// A browser asks its reader and sends the answer as HTTP Basic's password; for the page alone.
+TEST(Keys, ThePageTakesOneAsAPassword) {
+  const KeyFile file("sk-first-key\n");
+  TestServer server({.server = {.api_key_file = file.path()}});
+  EXPECT_EQ(server.get("/").headers.at("www-authenticate").substr(0, 6), "Basic ");
+  const std::pair<std::string, std::string> right{"Authorization",
+                                                  "Basic YW55OnNrLWZpcnN0LWtleQ=="};  // any:sk-first-key
+  EXPECT_EQ(server.get("/", {right}).status, 200);
+  EXPECT_EQ(server.get("/", {{"x-api-key", "sk-first-key"}}).status, 200);
+  for (const char* wrong :
+       {"Basic YW55OnNrLWZpcnN0LWtleXk=", "Basic c2stZmlyc3Qta2V5", "Basic ****", "Basic ", "Basic"})
+    EXPECT_EQ(server.get("/", {{"Authorization", wrong}}).status, 401) << wrong;
+  EXPECT_EQ(server.get("/v1/models", {right}).status, 401);
 }
 
 TEST(Keys, AreReadAgain) {
