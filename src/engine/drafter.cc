@@ -60,12 +60,15 @@ double DraftPolicy::cost(int drafts) const {
 int DraftPolicy::depth(History& history) const {
   if (history.off) return 0;
   int best = 0;
-  double most_tokens_per_s = 1.0 / cost(0), tokens = 1.0, all_before = 1.0;
+  double price = cost(0), tokens = 1.0, all_before = 1.0;
+  double most_tokens_per_s = tokens / price;
   for (int drafts = 1; drafts <= most_; ++drafts) {
     all_before *= static_cast<double>(history.acceptance[static_cast<size_t>(drafts - 1)]);
     tokens += all_before;
-    if (tokens / cost(drafts) > most_tokens_per_s) {
-      most_tokens_per_s = tokens / cost(drafts);
+    // A deeper window costs more, whatever a noisy clock says.
+    price = std::max(1.005 * price, cost(drafts));
+    if (tokens / price > most_tokens_per_s) {
+      most_tokens_per_s = tokens / price;
       best = drafts;
     }
   }

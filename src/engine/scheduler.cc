@@ -626,8 +626,13 @@ void Scheduler::finish_runs() {
   }
 }
 
+double Scheduler::clock_s() const {
+  return options_.clock_s ? options_.clock_s() : std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
+
 bool Scheduler::step() {
   const auto start = Clock::now();
+  const double start_s = clock_s();
   const double model_before = stats_.model_s, sampler_before = stats_.sampler_s;
   finish_runs();
   admit();
@@ -655,7 +660,8 @@ bool Scheduler::step() {
   const auto sequences = std::ssize(step_runs_);
   finish_runs();
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-  if (only_replies) policy_.record_cost(sequences, static_cast<int>((drafts + sequences / 2) / sequences), seconds);
+  if (only_replies)
+    policy_.record_cost(sequences, static_cast<int>((drafts + sequences / 2) / sequences), clock_s() - start_s);
   stats_.scheduler_s += seconds - (stats_.model_s - model_before) - (stats_.sampler_s - sampler_before);
   return true;
 }

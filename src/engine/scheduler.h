@@ -34,6 +34,7 @@ struct SchedulerOptions {
   int64_t snapshot_bytes = 0;     // memory for the prefix tree's snapshots; 0: no prefix cache
   int64_t snapshot_every = 4096;  // tokens between snapshots of a long prompt, rounded up to whole pages
   DraftSource draft_source = {};
+  std::function<double()> clock_s = {};  // for tests: instead of the system's, for the costs that drafting goes by
 };
 
 struct SchedulerStats {
@@ -91,6 +92,7 @@ class Scheduler {
   void draft();
   void keep_pages(Run& run);
   void finish_runs();
+  double clock_s() const;
   void finish(Run& run, FinishReason reason);
   void emit(Run& run, bool last);
   int64_t chunk_limit(const Run& run) const;

@@ -19,6 +19,7 @@ struct StubOptions {
   double step_s = 0;     // simulated time of a forward,
   double row_s = 0;      // of each of its rows,
   double draft_s = 0;    // and of a next-n step
+  bool sleeps = true;    // else simulated_s alone tells the time
   float certainty = 10;  // the next token's logit; the others' are 0
 };
 
@@ -115,7 +116,7 @@ class StubModel : public StepModel {
  private:
   void wait(double seconds) {
     simulated_s += seconds;
-    if (seconds > 0) std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+    if (seconds > 0 && options_.sleeps) std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
   }
   int32_t draft_after(int64_t sequence, int32_t last, int64_t position) const {
     const int32_t right = next_after(sequence, last, position);
