@@ -24,7 +24,7 @@ test: build
 lint:
 	scripts/lint.sh
 
-# Every fuzz target for SECONDS seconds (CI: 10).
+# Every fuzz target for SECONDS seconds (CI: 5).
 fuzz-short:
 	scripts/fuzz.sh $(or $(SECONDS),10)
 
