@@ -6,6 +6,7 @@ it says, keeps to its Content-Security-Policy, and works with a key.
 
 Needs Debian's chromium and chromium-driver and `pip install selenium`; exits with 77 (skipped) where they are missing."""
 import argparse
+import base64
 import pathlib
 import shutil
 import subprocess
@@ -157,6 +158,14 @@ class KeyedPage(Page):
         cls.arguments = ["--keys", str(keys)]
         super().setUpClass()
 
+    def setUp(self):
+        # What a reader answers when the browser asks for the page's password.
+        self.browser.execute_cdp_cmd("Network.enable", {})
+        word = base64.b64encode(f"any:{KEY}".encode()).decode()
+        self.browser.execute_cdp_cmd("Network.setExtraHTTPHeaders", {"headers": {"Authorization": "Basic " + word}})
+        super().setUp()
+        self.browser.execute_cdp_cmd("Network.setExtraHTTPHeaders", {"headers": {}})
+
     def test_key(self):
         self.send("say: </think>x")
         self.wait(lambda: self.find(".problem"))
@@ -168,7 +177,7 @@ class KeyedPage(Page):
         kept = self.browser.execute_script("return [localStorage.length, sessionStorage.length, document.cookie]")
         self.assertEqual(kept, [0, 0, ""])
         self.assertNotIn(KEY, self.browser.current_url)
-        self.browser.refresh()
+        self.setUp()
         self.assertEqual(self.find("#key")[0].get_attribute("value"), "")
 
 
