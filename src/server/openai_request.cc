@@ -113,6 +113,7 @@ std::vector<int32_t> read_token_ids(const Json& ids, const std::string& param, i
 }
 
 const std::string& string_member(const Json& object, const char* name, const std::string& param) {
+  if (!object.is_object()) refuse_field(param, "an object is expected");
   const auto found = object.find(name);
   if (found == object.end() || !found->is_string()) refuse_field(param + "." + name, "a string is expected");
   return found->get_ref<const std::string&>();

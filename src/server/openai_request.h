@@ -29,7 +29,7 @@ CompletionRequest parse_completion_request(nlohmann::ordered_json& body, const R
 
 // Pieces for other protocols. Most tokens that a limit can name.
 inline constexpr int64_t kMostTokens = int64_t{1} << 40;
-// object[name]; refuses "param.name" if it is no string.
+// object[name]; refuses `param` if it is no object, "param.name" if that is no string.
 const std::string& string_member(const nlohmann::ordered_json& object, const char* name, const std::string& param);
 // Some call must be made, or one of the tool of that name; refuses `param` if it is not offered.
 void require_call(const std::string& param, ChatRequest& request);
