@@ -26,12 +26,13 @@ namespace {
 
 struct Options {
   std::string synthetic, form = "nvfp4", backend = "cpu";
-  int64_t layers = 0, experts = 0, context = 2048, prompt_rows = 0;
+  int64_t layers = 0, experts = 0, context = 2048, prompt_position = 0;
+  std::vector<int64_t> prompt_rows;
   std::string path, precision = "full", next_n_experts = "stored";
   std::vector<int64_t> sequences = {1, 4, 16};
   int64_t prompt = 128, tokens = 64, repeats = 3;
   int threads = 0, drafts = 0;
-  bool json = false;
+  bool json = false, prompts_alone = false;
 };
 
 struct Row {
@@ -170,6 +171,8 @@ void run_synthetic(const Options& options) {
   bench.experts = options.experts;
   bench.context = options.context;
   bench.prompt_rows = options.prompt_rows;
+  bench.prompt_position = options.prompt_position;
+  bench.decodes = !options.prompts_alone;
   bench.sequences = options.sequences;
   bench.tokens = options.tokens;
   bench.repeats = options.repeats;
@@ -193,8 +196,15 @@ void add_bench(CLI::App& app) {
        {std::tuple{"--layers", &options->layers, "Layers of the synthetic model"},
         std::tuple{"--experts", &options->experts, "Its experts"},
         std::tuple{"--context", &options->context, "Tokens before its first step"},
-        std::tuple{"--prompt-rows", &options->prompt_rows, "Time a prompt of so many tokens in one step too"}})
+        std::tuple{"--prompt-position", &options->prompt_position, "Tokens before its prompts"}})
     command->add_option(name, *value, text)->check(CLI::Range(1, 1 << 20))->needs(synthetic);
+  CLI::Option* prompts = command
+                             ->add_option("--prompt-rows", options->prompt_rows,
+                                          "Time prompts of so many tokens, each in one step, and their operators too")
+                             ->delimiter(',')
+                             ->check(CLI::Range(1, 1 << 20))
+                             ->needs(synthetic);
+  command->add_flag("--prompts-alone", options->prompts_alone, "No decode steps")->needs(prompts);
   command->add_option("--form", options->form, "How it stores its experts")
       ->check(CLI::IsMember({"nvfp4", "bf16"}))
       ->needs(synthetic);

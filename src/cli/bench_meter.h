@@ -1,6 +1,8 @@
-// Ops that counts what a step asks of each operator, and can let one operator at a time through to time it alone.
+// Ops that counts what a step asks of each operator, can let one operator at a time through to time it alone, and can
+// time every call of a step between two waits.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -10,8 +12,12 @@
 
 namespace verbatim::cli {
 
+// What calls of an operator must do, however they do it: products in three terms count once, work is counted as the
+// formulas of ops.h have it.
 struct OperatorCount {
   int64_t calls = 0, bytes = 0;  // bytes of weights, states and caches that the calls must read
+  int64_t row_bytes = 0;         // and of rows that they read and write
+  int64_t flops = 0;             // multiplications and additions; 0 for operators that memory alone bounds
 };
 
 class OperatorMeter final : public ops::Ops {
@@ -23,6 +29,9 @@ class OperatorMeter final : public ops::Ops {
   const std::map<std::string, OperatorCount>& counts() const { return counts_; }
   const std::vector<int64_t>& distinct_experts() const { return distinct_; }  // by call of experts()
   void stop_counting() { counting_ = false; }
+  // From now on every call begins and ends with nothing queued; microseconds of all calls by label.
+  void start_timing();
+  const std::map<std::string, double>& microseconds() const { return microseconds_; }
   // Lets only operators of these labels through; none: all.
   void let_through(std::set<std::string> labels) { only_ = std::move(labels); }
 
@@ -70,12 +79,13 @@ class OperatorMeter final : public ops::Ops {
   void argmax(const float* logits, int64_t rows, int64_t stride, int64_t limit, int32_t* ids) override;
 
  private:
-  // Counts a call; false if it is not let through.
-  bool passes(const std::string& label, int64_t bytes);
+  // Counts a call that does `work` (whose calls are 1), and makes it if it is let through.
+  void meter(const std::string& label, const OperatorCount& work, const std::function<void()>& call);
 
   ops::Ops& inner_;
-  bool counting_ = false;
+  bool counting_ = false, timing_ = false;
   std::set<std::string> only_;
+  std::map<std::string, double> microseconds_;
   std::map<std::string, OperatorCount> counts_;
   std::vector<int64_t> distinct_;
 };

@@ -3,10 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -17,6 +15,7 @@
 #include "base/thread_pool.h"
 #include "cli/bench_bandwidth.h"
 #include "cli/bench_meter.h"
+#include "cli/bench_prompt.h"
 #include "model/glm.h"
 #include "model/synth.h"
 #include "ops/cuda_backend.h"
@@ -74,7 +73,7 @@ class Decoder {
       ids_.push_back(static_cast<int32_t>(mix_bits(static_cast<uint64_t>(i) + 1) %
                                           static_cast<uint64_t>(model.config.vocabulary)));
     }
-    fill(sequences, sequences * pages);
+    fill_with_noise(ops, model.config, storage_);
   }
 
   // One token for every sequence; on a backend that records, in one launch.
@@ -142,34 +141,6 @@ class Decoder {
     ops.argmax(logits_.floats(), rows, c.vocabulary, c.vocabulary, greedy_.ints());
   }
 
-  // Small numbers everywhere but in the decays of rows since S, of which there are none.
-  void fill(int64_t slots, int64_t pages) {
-    const model::Config& c = model_.config;
-    std::vector<float> noise(size_t{1} << 22);
-    const uint64_t key = synthetic_key(1, "caches");
-    for (size_t i = 0; i < noise.size(); ++i) noise[i] = 0.25f * synthetic_number(key, static_cast<int64_t>(i));
-    const auto cover = [&](void* to, int64_t bytes) {
-      const auto most = static_cast<int64_t>(noise.size() * sizeof(float));
-      for (int64_t done = 0; done < bytes; done += most)
-        ops_.copy_in(static_cast<std::byte*>(to) + done, noise.data(),
-                     static_cast<size_t>(std::min(most, bytes - done)));
-    };
-    const ops::IndexShape index = model::index_shape(c);
-    for (const ops::KdaState& layer : storage_.state().linear)
-      cover(layer.state, slots * c.linear_heads * c.linear_head_width * c.linear_head_width * 4);
-    // Two bytes of such a float32 are no large bfloat16 either, but for the low halves: so only float32 caches.
-    if (ops_.cache_element_bytes() != sizeof(float)) {
-      std::vector<uint16_t> halves(2 * noise.size());
-      for (size_t i = 0; i < halves.size(); ++i)
-        halves[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(noise[i / 2]) >> 16);
-      std::memcpy(noise.data(), halves.data(), noise.size() * sizeof(float));
-    }
-    for (const ops::LatentCache& layer : storage_.state().sparse) {
-      cover(layer.latents, pages * ops::kPageTokens * c.latent * ops_.cache_element_bytes());
-      cover(layer.pools, pages * (ops::kPageTokens / index.pool) * index.width * ops_.cache_element_bytes());
-    }
-  }
-
   ops::Ops& ops_;
   const model::Model& model_;
   state::Storage storage_;
@@ -200,26 +171,6 @@ Measured measure(ops::Ops& ops, const model::Model& model, const SyntheticBenchO
   const double missed = 1 - static_cast<double>(model.config.experts_per_token) / experts;
   result.uniform_experts = experts * (1 - std::pow(missed, static_cast<double>(sequences)));
   return result;
-}
-
-// Seconds of a prompt of so many rows in one step, median and slowest, head aside.
-std::pair<double, double> measure_prompt(ops::Ops& ops, const model::Model& model, int64_t rows, int64_t repeats) {
-  state::Storage storage(ops, model.config, 1, state::pages_for(rows));
-  model::Workspace workspace(ops, model.config, rows);
-  std::vector<int32_t> pages(static_cast<size_t>(state::pages_for(rows))), ids(static_cast<size_t>(rows));
-  std::iota(pages.begin(), pages.end(), 0);
-  for (size_t i = 0; i < ids.size(); ++i)
-    ids[i] = static_cast<int32_t>(mix_bits(i + 7) % static_cast<uint64_t>(model.config.vocabulary));
-  const state::Sequence sequence(0, pages);
-  const ops::Span span = sequence.next(0, rows, rows);
-  std::vector<double> seconds;
-  for (int64_t i = 0; i <= repeats; ++i) {
-    const auto start = Clock::now();
-    model::forward(ops, model, storage.state(), {&span, 1}, ids, workspace);
-    ops.synchronise();
-    if (i > 0) seconds.push_back(microseconds_since(start) * 1e-6);
-  }
-  return {median(seconds), *std::max_element(seconds.begin(), seconds.end())};
 }
 
 // Sequences whose states and pages fit in what is free, less a reserve for working memory.
@@ -281,6 +232,9 @@ void bench_synthetic(const SyntheticBenchOptions& options) {
   if (options.context % ops::kPageTokens != 0)
     fail(ErrorKind::kUsage, "--context", "{}; expected a multiple of {}, where a state can stand", options.context,
          ops::kPageTokens);
+  if (options.prompt_position % ops::kPageTokens != 0)
+    fail(ErrorKind::kUsage, "--prompt-position", "{}; expected a multiple of {}, where a state can stand",
+         options.prompt_position, ops::kPageTokens);
   ThreadPool pool(options.threads > 0 ? options.threads
                                       : std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
   const std::unique_ptr<ops::Ops> ops = options.backend == "cuda" ? ops::make_cuda_ops({.records_steps = true})
@@ -300,6 +254,10 @@ void bench_synthetic(const SyntheticBenchOptions& options) {
   if (options.context + options.tokens * options.repeats + 4 > model.config.max_positions)
     fail(ErrorKind::kUsage, "--context", "{} and the steps pass the model's {} positions", options.context,
          model.config.max_positions);
+  for (const int64_t rows : options.prompt_rows)
+    if (options.prompt_position + rows > model.config.max_positions)
+      fail(ErrorKind::kUsage, "--prompt-rows", "{} behind {} pass the model's {} positions", rows,
+           options.prompt_position, model.config.max_positions);
 
   if (!options.json)
     fmt::print(
@@ -314,20 +272,14 @@ void bench_synthetic(const SyntheticBenchOptions& options) {
   out["experts"] = model.config.experts;
   out["context"] = options.context;
   out["rows"] = nlohmann::ordered_json::array();
-  for (const int64_t asked : options.sequences) {
+  for (const int64_t asked : options.decodes ? options.sequences : std::vector<int64_t>()) {
     const Measured m = measure(*ops, model, options, asked > 0 ? asked : most_sequences(*ops, model.config, options));
     if (!options.json) print(m, bandwidth);
     out["rows"].push_back(as_json(m, bandwidth));
   }
-  if (options.prompt_rows > 0) {
-    const auto [seconds, slowest] =
-        measure_prompt(*ops, model, options.prompt_rows, std::max<int64_t>(options.repeats, 1));
-    const auto rows = static_cast<double>(options.prompt_rows);
-    out["prompt"] = {
-        {"rows", options.prompt_rows}, {"tokens_per_s", rows / seconds}, {"slowest_tokens_per_s", rows / slowest}};
-    if (!options.json)
-      fmt::print("\na prompt of {} tokens in one step: {:.0f} tokens/s (slowest {:.0f})\n", options.prompt_rows,
-                 rows / seconds, rows / slowest);
+  if (!options.prompt_rows.empty()) {
+    const PromptBenchOptions prompt{options.prompt_position, options.repeats, options.json};
+    out["prompts"] = bench_prompts(*ops, model, options.prompt_rows, prompt, bandwidth);
   }
   if (options.json) fmt::print("{}\n", out.dump(2));
 }

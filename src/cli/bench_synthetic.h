@@ -1,4 +1,5 @@
-// `bench --synthetic`: decode steps of a model made in the backend's memory, held against the memory's bandwidth.
+// `bench --synthetic`: decode steps and prompts of a model made in the backend's memory, held against the memory's
+// bandwidth.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +14,10 @@ struct SyntheticBenchOptions {
   int64_t context = 2048;          // tokens before the first step
   std::vector<int64_t> sequences;  // 0: as many as fit, at most 64
   int64_t tokens = 16, repeats = 5;
-  int64_t prompt_rows = 0;  // of a prompt to time as one step; 0: none
+  std::vector<int64_t> prompt_rows;  // of prompts to time as one step each
+  int64_t prompt_position = 0;       // tokens before them
   int threads = 0;
-  bool operators = true;
+  bool decodes = true, operators = true;
   bool json = false;
 };
 

@@ -137,7 +137,7 @@ TEST(Commands, Bench) {
 
 TEST(Commands, BenchOfASyntheticModel) {
   const std::string base = "bench --synthetic tiny --layers 4 --experts 8 --tokens 2 --repeats 1 --json ";
-  const json bench = parsed(run(base + "--context 128 --sequences 1,3 --prompt-rows 70"));
+  const json bench = parsed(run(base + "--context 128 --sequences 1,3 --prompt-rows 70,20 --prompt-position 64"));
   EXPECT_EQ(bench["layers"], 4);
   ASSERT_EQ(bench["rows"].size(), 2u);
   const json& three = bench["rows"][1];
@@ -149,12 +149,27 @@ TEST(Commands, BenchOfASyntheticModel) {
   for (const json& each : three["operators"]) bytes += each["bytes"].get<int64_t>();
   EXPECT_EQ(bytes, three["bytes_per_step"]);
   EXPECT_GT(bytes, 0);
-  EXPECT_GT(bench["prompt"]["tokens_per_s"], 0);
+  ASSERT_EQ(bench["prompts"].size(), 2u);
+  const json& prompt = bench["prompts"][0];
+  EXPECT_EQ(prompt["rows"], 70);
+  EXPECT_EQ(prompt["position"], 64);
+  EXPECT_GT(prompt["tokens_per_s"], 0);
+  int64_t flops = 0;
+  for (const json& each : prompt["operators"]) {
+    EXPECT_GT(each["us"], 0);
+    flops += each["flops"].get<int64_t>();
+  }
+  EXPECT_EQ(flops, prompt["flops"]);
+  // Products of the first layer alone: 64 x 64 weights a row at the least.
+  EXPECT_GT(flops, 70 * 2 * 64 * 64);
+  EXPECT_TRUE(parsed(run(base + "--prompts-alone --prompt-rows 20"))["rows"].empty());
 
   EXPECT_EQ(run("bench").code, 2);
   EXPECT_EQ(run("bench " + kTiny + "tiny-nvfp4 --layers 4").code, 2);  // options of synthetic models alone
   EXPECT_EQ(run("bench " + kTiny + "tiny-nvfp4 --sequences 0").code, 2);
   EXPECT_EQ(run(base + "--context 65").code, 2);  // no state can stand there
+  EXPECT_EQ(run(base + "--prompts-alone").code, 2);
+  EXPECT_EQ(run(base + "--prompt-rows 8 --prompt-position 65").code, 2);
 }
 
 }  // namespace
