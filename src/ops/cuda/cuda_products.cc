@@ -7,12 +7,12 @@
 
 #include "base/error.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/warpgroup_products.h"
+#include "ops/cuda/working.h"
 
 namespace verbatim::ops::cuda {
 
 namespace {
-
-constexpr int64_t kWorkingBytes = int64_t{1} << 30;
 
 int64_t rounded_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -139,9 +139,15 @@ void CudaOps::multiply_blocks(std::span<const Product> left, const float* x, int
   while (!left.empty()) {
     const auto group = left.first(std::min<size_t>(left.size(), kMostGroup));
     left = left.subspan(group.size());
-    int64_t row_bytes = 0;
-    for (const Product& each : group) row_bytes += terms * (4 * parts * each.weight->rows + 2 * each.weight->columns);
-    const int64_t block = std::max<int64_t>(64, kWorkingBytes / row_bytes / 64 * 64);
+    int64_t row_bytes = 0, columns = 0;
+    for (const Product& each : group) {
+      const Matrix& w = *each.weight;
+      const bool prepared = w.columns == columns && w.input_scale == 0.0f;
+      const bool adds = !w.is_packed || terms > 1 || parts > 1;
+      row_bytes += terms * ((adds ? 4 * parts * w.rows : 0) + (prepared ? 0 : 2 * w.columns));
+      columns = w.input_scale == 0.0f ? w.columns : 0;
+    }
+    const int64_t block = product_block_rows(row_bytes);
     for (int64_t begin = 0; begin < rows; begin += block) {
       std::vector<Product> moved(group.begin(), group.end());
       for (Product& each : moved) each.y += begin * each.y_stride;
@@ -212,16 +218,20 @@ void CudaOps::multiply_block(std::span<const Product> products, const float* x, 
   }
   if (!products.front().weight->is_packed) {
     check(bf16_products(stream_.get(), parts_of, count), "matmul");
-  } else if (terms == 1 && parts == 1) {
-    for (int i = 0; i < count; ++i) {
+  } else {
+    const bool direct = terms == 1 && parts == 1;
+    for (int i = 0; i < count && direct; ++i) {
       parts_of[i].raw = finishes[i].y;
       parts_of[i].raw_stride = finishes[i].y_stride;
       parts_of[i].scale = finishes[i].scale;
     }
-    check(packed_tile_products(stream_.get(), parts_of, count), "matmul");
-    return;
-  } else {
-    check(packed_tile_products(stream_.get(), parts_of, count), "matmul");
+    const bool warpgroups = has_warpgroup_products() &&
+                            std::all_of(parts_of, parts_of + count,
+                                        [&](const Bf16Product& p) { return warpgroup_takes(p.weights, parts); });
+    check(warpgroups ? warpgroup_products(stream_.get(), parts_of, count)
+                     : packed_tile_products(stream_.get(), parts_of, count),
+          "matmul");
+    if (direct) return;
   }
   check(finish_products(stream_.get(), finishes, count), "matmul");
 }
@@ -260,7 +270,7 @@ void CudaOps::experts(std::span<const ExpertWeights> experts, const ExpertWeight
   p.terms = activations_ == Activations::kSplit3 ? 3 : 1;
   p.parts = parts;
   p.limit = limit;
-  bool packed = true;
+  bool packed = true, warpgroups = p.terms == 1 && has_warpgroup_products();
   const auto see = [&](const ExpertWeights& e) {
     p.inner = std::max(p.inner, e.down.columns);
     for (const Matrix* m : {&e.gate, &e.up, &e.down}) {
@@ -270,6 +280,7 @@ void CudaOps::experts(std::span<const ExpertWeights> experts, const ExpertWeight
     }
     packed = packed && e.gate.is_packed && e.up.is_packed && e.down.is_packed && e.gate.form == e.up.form &&
              can_pack(e.down.form, e.down.columns, parts);
+    warpgroups = warpgroups && warpgroup_takes(weights_of(e.gate), 1) && warpgroup_takes(weights_of(e.down), parts);
     p.down_by_place = p.down_by_place || e.down.input_scale > 0.0f;
     p.gate_by_place = p.gate_by_place || e.gate.input_scale > 0.0f;
     p.up_by_place = p.up_by_place || e.up.input_scale > 0.0f;
@@ -277,14 +288,15 @@ void CudaOps::experts(std::span<const ExpertWeights> experts, const ExpertWeight
   for (const ExpertWeights& e : experts) see(e);
   if (p.has_shared) see(shared);
   p.packed = packed && p.columns % 2 == 0;
+  warpgroups = warpgroups && p.packed && !p.gate_by_place && !p.up_by_place && !p.down_by_place;
 
   const auto shape = [&](int64_t count) {
     p.rows = count;
     p.split = !p.packed && splits_expert_slices(count, top, p.terms);
+    p.warpgroups = warpgroups && !experts_have_few_rows(p);
     return ExpertsScratch::bytes(p);
   };
-  int64_t block = rows;
-  while (block > 64 && shape(block) > 2 * kWorkingBytes) block = rounded_up(block / 2, 64);
+  const int64_t block = experts_block_rows(rows, shape);
   for (int64_t begin = 0; begin < rows; begin += block) {
     const int64_t bytes = shape(std::min(block, rows - begin));
     p.x = x + begin * p.columns;
@@ -293,6 +305,7 @@ void CudaOps::experts(std::span<const ExpertWeights> experts, const ExpertWeight
     p.y = y + begin * p.width;
     const ExpertsScratch scratch(p, scratch_.take(bytes, stream_));
     check(experts_have_few_rows(p) ? few_rows_experts(stream_.get(), p, scratch)
+          : p.warpgroups           ? warpgroup_experts(stream_.get(), p, scratch)
                                    : cuda::experts(stream_.get(), p, scratch),
           "experts");
   }

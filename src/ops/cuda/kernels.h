@@ -195,6 +195,7 @@ struct ExpertsProblem {
   int64_t inner_slices = 1, down_slices = 1;
   bool split = false;
   bool packed = false;  // all matrices are, gate and up of an expert in one form
+  bool warpgroups = false;  // warpgroup_experts takes it (warpgroup_products.h)
   constexpr int64_t places() const { return rows * top + (has_shared ? rows : 0); }
 };
 // Working memory, cut from one block.
@@ -208,6 +209,8 @@ struct ExpertsScratch {
 // Packed experts with few rows take few_rows_experts (sm90_packed_experts.cu) instead of experts.
 bool experts_have_few_rows(const ExpertsProblem& problem);
 cudaError_t few_rows_experts(cudaStream_t stream, const ExpertsProblem& problem, const ExpertsScratch& scratch);
+// Places and tiles of all but few rows.
+cudaError_t place_experts(cudaStream_t stream, const ExpertsProblem& problem, const ExpertsScratch& scratch);
 // Whether slices of experts' products stand in blocks of their own (ExpertsProblem::split).
 bool splits_expert_slices(int64_t rows, int64_t top, int terms);
 cudaError_t experts(cudaStream_t stream, const ExpertsProblem& problem, const ExpertsScratch& scratch);

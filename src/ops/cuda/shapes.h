@@ -30,6 +30,10 @@ constexpr int64_t places_shared_bytes(int64_t experts) { return (3 * experts + 6
 constexpr int64_t packed_tile_shared_bytes(int64_t columns) { return int64_t{3} * columns * 72 * 2; }
 constexpr int64_t bf16_tile_shared_bytes(int64_t columns) { return (64 + columns) * 72 * 2; }
 constexpr int64_t bf16_slice_shared_bytes(int64_t columns) { return (64 + columns) * 264 * 2; }
+// sm90a_warpgroup_tile.cuh: a ring of six steps, staged sums, orders and barriers, and what alignment takes. wgmma alone.
+constexpr int64_t warpgroup_tile_shared_bytes() {
+  return int64_t{6} * (128 * 64 * 2 + 128 * 64 * 2) + 2 * 32 * 68 * 4 + 6 * (40 + 16) + 1024;
+}
 // sm90_kda_row.cu and kda.cu, heads of `width`.
 constexpr int64_t kda_row_shared_bytes(int64_t width) { return (width + 16) * width * 4; }
 constexpr int64_t kda_shared_bytes(int64_t width) { return (4 * 16 + 2 * 16 + 36 + 20) * width * 4; }

@@ -20,6 +20,7 @@ int64_t tiles(int64_t count, int64_t size) { return (count + size - 1) / size; }
 int tile_columns(const ExpertsProblem& p) {
   const int64_t columns = p.rows * p.top * p.terms;
   if (experts_have_few_rows(p)) return static_cast<int>(kFewRows);
+  if (p.warpgroups) return 128;
   if (p.packed) return columns <= 96 * p.experts ? 64 : 128;
   if (p.split) return columns <= 8 * p.experts ? 8 : 32;
   return columns <= 32 * p.experts ? 32 : 64;
@@ -312,6 +313,12 @@ int64_t lay_out(const ExpertsProblem& p, char* base, ExpertsScratch* s) {
     take(s->down, p.parts * places * p.width);
     return used;
   }
+  if (p.warpgroups) {
+    take(s->x_rows, p.rows * p.columns);
+    take(s->hidden, places * p.inner);
+    take(s->down, p.parts * places * p.width);
+    return used;
+  }
   take(s->x_rows, p.gate_by_place && p.up_by_place ? 0 : p.terms * p.rows * stride_of(p.columns));
   take(s->x_gate, p.gate_by_place ? p.terms * places * stride_of(p.columns) : 0);
   take(s->x_up, p.up_by_place ? p.terms * places * stride_of(p.columns) : 0);
@@ -377,12 +384,18 @@ ExpertsScratch::ExpertsScratch(const ExpertsProblem& problem, void* base) {
   lay_out(problem, static_cast<char*>(base), this);
 }
 
-cudaError_t experts(cudaStream_t stream, const ExpertsProblem& p, const ExpertsScratch& s) {
-  if (p.rows == 0 || p.places() == 0) return cudaSuccess;
-  const auto threads_for = [](int64_t count) { return static_cast<unsigned>(tiles(count, kThreads)); };
+cudaError_t place_experts(cudaStream_t stream, const ExpertsProblem& p, const ExpertsScratch& s) {
   if (p.experts > 0) count_kernel<<<static_cast<unsigned>(p.experts), kThreads, 0, stream>>>(p, s);
   first_kernel<<<1, kThreads, 0, stream>>>(p, s, tile_columns(p));
   place_kernel<<<static_cast<unsigned>(p.experts + (p.has_shared ? 1 : 0)), kThreads, 0, stream>>>(p, s);
+  return cudaGetLastError();
+}
+
+cudaError_t experts(cudaStream_t stream, const ExpertsProblem& p, const ExpertsScratch& s) {
+  if (p.rows == 0 || p.places() == 0) return cudaSuccess;
+  const auto threads_for = [](int64_t count) { return static_cast<unsigned>(tiles(count, kThreads)); };
+  const cudaError_t placed = place_experts(stream, p, s);
+  if (placed != cudaSuccess) return placed;
   if (p.has_bf16) {
     const int64_t stride = stride_of(p.columns);
     if (!(p.gate_by_place && p.up_by_place)) {

@@ -20,4 +20,11 @@ __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
+// From sm_90 on: arrives at a barrier in shared memory, whose count of arrivals holds it already, once all that this
+// thread has copied so far is there.
+__device__ inline void arrive_after_copies(uint64_t* barrier) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(barrier));
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(address) : "memory");
+}
+
 }  // namespace verbatim::ops::cuda::ptx
