@@ -23,10 +23,6 @@ std::vector<Kernel> kernels() {
   const model::Config c = model::parse_config(
       model::synth_config({.size = model::SynthSize::kReleased, .layers = 4, .experts = 288}), "released");
   return {{"few rows", few_rows_shared_bytes(3)},
-          {"fragments of 16 columns", fragments_shared_bytes(2, 2)},
-          {"fragments of 32 columns", fragments_shared_bytes(4, 2)},
-          {"fragments of 48 columns", fragments_shared_bytes(6, 1)},
-          {"fragments of 64 columns", fragments_shared_bytes(8, 1)},
           {"gate and up", gate_up_shared_bytes(3)},
           {"places", places_shared_bytes(c.experts)},
           {"packed tile", packed_tile_shared_bytes(128)},

@@ -26,6 +26,12 @@ std::string device_name(const CudaOptions& options) {
                      options.activations == Activations::kSplit3 ? ", activations in three terms" : "");
 }
 
+DeviceLimits limits_of(const CudaOptions& options) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, options.device), "cudaGetDeviceProperties");
+  return {properties.multiProcessorCount, static_cast<int64_t>(properties.sharedMemPerBlockOptin)};
+}
+
 int64_t rounded_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 }  // namespace
@@ -54,6 +60,7 @@ CudaOps::CudaOps(const CudaOptions& options)
     : activations_(select_device(options)),
       records_steps_(options.records_steps),
       name_(device_name(options)),
+      limits_(limits_of(options)),
       arguments_(stream_),
       spans_(stream_),
       weights_(stream_),

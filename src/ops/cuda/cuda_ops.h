@@ -115,6 +115,7 @@ class CudaOps final : public Ops {
   void multiply(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int parts);
   void multiply_packed(std::span<const Product> once, std::span<const Product> thrice, const float* x, int64_t x_stride,
                        int64_t rows, int parts);
+  void stream(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int terms, int parts);
   void multiply_blocks(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int terms,
                        int parts);
   void multiply_block(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int terms,
@@ -125,6 +126,7 @@ class CudaOps final : public Ops {
   Activations activations_;
   bool records_steps_;
   std::string name_;
+  DeviceLimits limits_;
   Stream stream_;
   Scratch scratch_;
   Arguments arguments_;

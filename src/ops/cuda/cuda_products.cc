@@ -2,8 +2,6 @@
 // bit.
 #include <algorithm>
 #include <cstring>
-#include <map>
-#include <tuple>
 
 #include "base/error.h"
 #include "ops/cuda/cuda_ops.h"
@@ -69,69 +67,74 @@ void CudaOps::multiply(std::span<const Product> products, const float* x, int64_
   for (const int terms : {1, 3}) multiply_blocks(by_terms[terms], x, x_stride, rows, terms, parts);
 }
 
-// Few rows: everything in one launch; up to 64 columns: in two, rows as fragments; more: in tiles.
+// Up to 64 columns (rows times terms): weights streamed; more: in tiles.
 void CudaOps::multiply_packed(std::span<const Product> once, std::span<const Product> thrice, const float* x,
                               int64_t x_stride, int64_t rows, int parts) {
-  const auto describe = [&](const Product& each, int terms) {
-    RowsProduct p;
-    p.weights = weights_of(*each.weight);
-    p.parts = parts;
-    p.terms = terms;
-    p.scale = part_scale(*each.weight);
-    p.x = x;
-    p.x_stride = x_stride;
-    p.y = each.y;
-    p.y_stride = each.y_stride;
-    return p;
-  };
-  const auto preparation_of = [&](const Matrix& w, int terms, std::byte* to) {
-    Preparation p;
-    p.x = x;
-    p.x_stride = x_stride;
-    p.rows = rows;
-    p.columns = w.columns;
-    p.terms = terms;
-    p.input_scale = w.input_scale;
-    p.to = reinterpret_cast<uint16_t*>(to);
-    p.stride = w.columns;
-    return p;
-  };
-  const bool loads_pairs = x_stride % 2 == 0 && reinterpret_cast<uintptr_t>(x) % 8 == 0;
-  std::vector<Product> tiled[4];
-  std::vector<RowsProduct> direct;
-  std::map<std::tuple<int, float, int64_t>, std::vector<Product>> prepared;
+  std::vector<Product> streamed[4];
   for (const int terms : {1, 3}) {
-    for (const Product& each : terms == 1 ? once : thrice) {
+    const std::span<const Product> products = terms == 1 ? once : thrice;
+    // Each part's terms are added before its parts are, which streams do not hold apart.
+    if (rows > kMostFragmentColumns || (terms > 1 && parts > 1))
+      multiply_blocks(products, x, x_stride, rows, terms, parts);
+    else
+      streamed[terms].assign(products.begin(), products.end());
+  }
+  stream(streamed[1], x, x_stride, rows, 1, parts);
+  // Three terms are for small matrices: they are read again for each block of rows, out of the cache.
+  constexpr int64_t kBlock = kMostFragmentColumns / 3;
+  for (int64_t begin = 0; begin < rows; begin += kBlock) {
+    stream(streamed[3], x + begin * x_stride, x_stride, std::min(kBlock, rows - begin), 3, parts);
+    for (Product& each : streamed[3]) each.y += kBlock * each.y_stride;
+  }
+}
+
+// One launch takes matrices of one form that read the same columns.
+void CudaOps::stream(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int terms,
+                     int parts) {
+  const int tiles = fragment_tiles(rows, terms);
+  std::vector<Product> left(products.begin(), products.end());
+  const uint16_t* prepared = nullptr;
+  int64_t prepared_columns = 0;
+  float prepared_scale = -1.0f;
+  while (!left.empty()) {
+    const Matrix& any = *left.front().weight;
+    const bool whole = any.input_scale == 0.0f && streams_whole_columns(limits_, rows, terms, any.columns);
+    if (!whole && (prepared_columns != any.columns || prepared_scale != any.input_scale)) {
+      Preparation p;
+      p.x = x;
+      p.x_stride = x_stride;
+      p.rows = rows;
+      p.columns = prepared_columns = any.columns;
+      p.terms = terms;
+      p.input_scale = prepared_scale = any.input_scale;
+      p.to = reinterpret_cast<uint16_t*>(scratch_.take(any.columns * tiles * 16, stream_));
+      p.stride = any.columns;
+      check(prepare_fragments(stream_.get(), p, tiles), "matmul");
+      prepared = p.to;
+    }
+    RowsProduct made[kMostGroup];
+    int count = 0;
+    std::vector<Product> others;
+    for (const Product& each : left) {
       const Matrix& w = *each.weight;
-      // Small matrices in three terms are read again for each eight rows, out of the cache.
-      if ((rows <= kFewRows || (terms == 3 && rows <= kMostFragmentColumns)) && w.input_scale == 0.0f && loads_pairs)
-        direct.push_back(describe(each, terms));
-      else if (rows * terms <= kMostFragmentColumns && (terms == 1 || parts == 1))
-        prepared[{terms, w.input_scale, w.columns}].push_back(each);
-      else
-        tiled[terms].push_back(each);
-    }
-  }
-  for (size_t i = 0; i < direct.size(); i += kMostGroup)
-    check(few_rows_products(stream_.get(), &direct[i],
-                            static_cast<int>(std::min<size_t>(direct.size() - i, kMostGroup)), rows),
-          "matmul");
-  for (const auto& [key, group] : prepared) {
-    const int terms = std::get<0>(key), tiles = fragment_tiles(rows, terms);
-    const Matrix& any = *group.front().weight;
-    std::byte* to = scratch_.take(any.columns * tiles * 16, stream_);
-    check(prepare_fragments(stream_.get(), preparation_of(any, terms, to), tiles), "matmul");
-    for (size_t i = 0; i < group.size(); i += kMostGroup) {
-      RowsProduct made[kMostGroup];
-      int count = 0;
-      for (; count < kMostGroup && i + static_cast<size_t>(count) < group.size(); ++count) {
-        made[count] = describe(group[i + static_cast<size_t>(count)], terms);
-        made[count].prepared = reinterpret_cast<const uint16_t*>(to);
+      if (count == kMostGroup || w.form != any.form || w.columns != any.columns || w.input_scale != any.input_scale) {
+        others.push_back(each);
+        continue;
       }
-      check(fragment_products(stream_.get(), made, count, rows, tiles), "matmul");
+      RowsProduct& p = made[count++];
+      p.weights = weights_of(w);
+      p.parts = parts;
+      p.terms = terms;
+      p.scale = part_scale(w);
+      p.x = x;
+      p.prepared = whole ? nullptr : prepared;
+      p.x_stride = x_stride;
+      p.y = each.y;
+      p.y_stride = each.y_stride;
     }
+    check(stream_products(stream_.get(), limits_, made, count, rows), "matmul");
+    left = std::move(others);
   }
-  for (const int terms : {1, 3}) multiply_blocks(tiled[terms], x, x_stride, rows, terms, parts);
 }
 
 void CudaOps::multiply_blocks(std::span<const Product> left, const float* x, int64_t x_stride, int64_t rows, int terms,

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "ops/cuda/shapes.h"
 #include "ops/ops.h"
 
 namespace verbatim::ops::cuda {
@@ -123,7 +124,6 @@ struct Bf16Product {
 // Slices of a part; for FP8, where cells may begin inside a part, the most of any part.
 int64_t slices_of(const Weights& weights, int parts);
 bool splits_slices(int64_t rows, int terms);
-inline constexpr int kMostGroup = 8;
 // All of them read the same rows and terms.
 cudaError_t bf16_products(cudaStream_t stream, const Bf16Product* products, int count);
 // y[r, o] = tree over parts of the sum over terms of scale * (sum over slices). slices: 1, or slices_of if split.
@@ -149,26 +149,32 @@ cudaError_t unpack(cudaStream_t stream, const Weights& packed, void* to, int64_t
                    int64_t scale_stride);
 
 // ---- products of packed weights -------------------------------------------------------------------------------------
-// y[r, o] for few rows (x of float32, or of bfloat16 prepared in one term; weights are read once for each eight), or,
-// from fragments, for rows times terms up to 64: everything in one launch. `scale` multiplies each part's sum.
+// y[r, o] for rows times terms up to 64, in one launch (sm90_stream_product.cu). `scale` multiplies each part's sum.
 struct RowsProduct {
   Weights weights;
   int parts = 1, terms = 1;
   float scale = 1.0f;
   const float* x = nullptr;
-  const uint16_t* prepared = nullptr;  // instead of x: rows, or fragments
-  int64_t x_stride = 0;                // of x, or of prepared rows
+  const uint16_t* prepared = nullptr;  // instead of x: fragments
+  int64_t x_stride = 0;
   float* y = nullptr;
   int64_t y_stride = 0;
 };
 inline constexpr int64_t kFewRows = 8, kMostFragmentColumns = 64;
-// All of them have float rows, or all have prepared ones.
-cudaError_t few_rows_products(cudaStream_t stream, const RowsProduct* products, int count, int64_t rows);
+// What a device gives a launch.
+struct DeviceLimits {
+  int multiprocessors = 1;
+  int64_t shared_bytes = 0;  // the most of a block
+};
+// Whether columns are rounded on their way into shared memory; otherwise they must be prepared as fragments.
+bool streams_whole_columns(const DeviceLimits& limits, int64_t rows, int terms, int64_t columns);
 // Fragments [columns / 16][tiles of 8][lane][8 bytes]: column term * rows + row of x as mma's second operand; `tiles`
-// is 2, 4 or 8. Bytes: columns * tiles * 16.
+// is 1, 2, 4, 6 or 8. Bytes: columns * tiles * 16.
 int fragment_tiles(int64_t rows, int terms);
 cudaError_t prepare_fragments(cudaStream_t stream, const Preparation& preparation, int tiles);
-cudaError_t fragment_products(cudaStream_t stream, const RowsProduct* products, int count, int64_t rows, int tiles);
+// All of them have one form, the same columns, parts, terms, and x or fragments.
+cudaError_t stream_products(cudaStream_t stream, const DeviceLimits& limits, const RowsProduct* products, int count,
+                            int64_t rows);
 // Any rows, from prepared rows to raw sums of one slice (finish_products).
 cudaError_t packed_tile_products(cudaStream_t stream, const Bf16Product* products, int count);
 

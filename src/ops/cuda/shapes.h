@@ -17,11 +17,77 @@ struct Architecture {
 inline constexpr std::array<Architecture, 4> kArchitectures = {
     {{"90a", 227 * 1024, true}, {"100a", 227 * 1024, false}, {"120a", 99 * 1024, false}, {"121a", 99 * 1024, false}}};
 
-// sm90_packed_fragments.cu: tiles of eight columns, row tiles of a warp.
-constexpr int64_t fragments_shared_bytes(int64_t columns8, int64_t row_tiles) {
-  return int64_t{2} * 8 * row_tiles * 128 * columns8 * 4;
+// sm90_stream_product.cu: products of several matrices of one form with `columns8` tiles of eight columns.
+inline constexpr int kMostGroup = 8, kStreamThreads = 512;
+inline constexpr int64_t kBf16PieceBytes = 2048, kNvfp4PieceBytes = 2304, kStreamBarrierBytes = 1024;
+// Threads of a block whose warps carry their columns in their rings, with sums of several tiles in registers.
+constexpr int stream_ring_threads(int64_t columns8) { return columns8 >= 4 ? 256 : kStreamThreads; }
+struct StreamProblem {
+  int count = 0, columns8 = 1, slices = 1, parts = 1, terms = 1;
+  int64_t row_tiles[kMostGroup] = {};  // of each matrix
+  int64_t whole_bytes = 0;             // of columns that stand in shared memory whole; 0: they come as fragments
+  int64_t piece_bytes = kBf16PieceBytes, piece_tiles = 4;
+};
+// A block's row tiles at a time, those of a warp, the warps that share them, the stages of a warp's ring.
+struct StreamShape {
+  int row_tiles = 1, warp_tiles = 1, concurrent = 1, stages = 2;
+  int64_t units = 0, blocks = 0, shared_bytes = 0;
+  constexpr int warps() const { return row_tiles / warp_tiles * concurrent; }
+};
+// The shape of the least time by a model of it, in the time that a multiprocessor's share of the memory's rate takes
+// for 8 KB, a slice of a row tile of BF16: all bytes at that rate; those of the busiest multiprocessor at 1.3 times it;
+// a warp's slices at 6 of these times each (a quarter of that counts beside the others), and 0.7 where their sums go
+// through shared memory.
+constexpr StreamShape stream_shape(const StreamProblem& p, int multiprocessors, int64_t most_shared_bytes) {
+  constexpr int64_t kReserve = 2048, kMostStages = 6;
+  StreamShape best;
+  double best_cost = -1;
+  for (int warp_tiles = 1; warp_tiles <= 2; ++warp_tiles)
+    for (int tiles = warp_tiles; tiles <= kStreamThreads / 32; tiles += warp_tiles)
+      for (int concurrent = 1; concurrent <= kStreamThreads / 32 && concurrent <= p.slices; concurrent *= 2) {
+        StreamShape shape;
+        shape.row_tiles = tiles;
+        shape.warp_tiles = warp_tiles;
+        shape.concurrent = concurrent;
+        const int64_t warps = shape.warps();
+        if (warps > kStreamThreads / 32 || (p.parts > 1 && concurrent == 1)) continue;
+        const bool alone = concurrent == 1, in_ring = !alone && p.whole_bytes == 0;
+        if (warp_tiles == 2 && (!in_ring || concurrent < 4)) continue;
+        if (in_ring && warps * 32 > stream_ring_threads(p.columns8)) continue;
+        int64_t all_tiles = 0;
+        for (int i = 0; i < p.count; ++i) {
+          shape.units += (p.row_tiles[i] + tiles - 1) / tiles;
+          all_tiles += p.row_tiles[i];
+        }
+        if (shape.units == 0) return {};
+        const int64_t columns = p.whole_bytes > 0 ? p.whole_bytes : alone ? int64_t{2} * 16 * p.columns8 * 256 : 0;
+        const int64_t sums = !alone || p.terms > 1 ? warps * warp_tiles * 512 * p.columns8 : 0;
+        const int64_t fixed = kStreamBarrierBytes + columns + sums;
+        const int64_t stage = warps * (warp_tiles * p.piece_bytes + (in_ring ? p.piece_tiles * p.columns8 * 256 : 0));
+        // Two such blocks must not share a multiprocessor while another has none; smaller ones may stand beside one.
+        const int64_t least = most_shared_bytes / 2 + kReserve, most = most_shared_bytes - kReserve;
+        int64_t stages = least > fixed ? (least - fixed + stage - 1) / stage : 2;
+        if (stages < 2) stages = 2;
+        if (stages > kMostStages) stages = kMostStages;
+        if (stages > 2 && fixed + stages * stage > most) stages = 2;
+        if (fixed + stages * stage > most) continue;
+        shape.stages = static_cast<int>(stages);
+        shape.shared_bytes = fixed + stages * stage > least ? fixed + stages * stage : least;
+        shape.blocks = shape.units < multiprocessors ? shape.units : multiprocessors;
+        const auto rounds = static_cast<double>((shape.units + multiprocessors - 1) / multiprocessors);
+        const double slices = p.slices, turns = slices / concurrent;
+        const double all = static_cast<double>(all_tiles) * slices / multiprocessors;
+        const double busiest = rounds * tiles * slices / 1.3, latency = rounds * turns * 6.0 * warp_tiles;
+        double cost = all > busiest ? all : busiest;
+        if (cost < latency) cost = latency;
+        cost += latency / 4;
+        if (!alone) cost += rounds * turns * 0.7;
+        if (in_ring) cost += all * 0.15 * p.columns8 / warp_tiles;  // the fragments' way from the second-level cache
+        if (best_cost < 0 || cost < best_cost) best = shape, best_cost = cost;
+      }
+  return best;
 }
-// sm90_packed_rows.cu (static) and the gate and up of sm90_packed_experts.cu.
+// The gate and up of sm90_packed_experts.cu.
 constexpr int64_t few_rows_shared_bytes(int64_t terms) { return int64_t{2} * 8 * terms * 128 * 4; }
 constexpr int64_t gate_up_shared_bytes(int64_t terms) { return 2 * few_rows_shared_bytes(terms); }
 // sm90_packed_experts.cu: places of `experts` experts.

@@ -1,0 +1,466 @@
+// Products of packed weights with up to 64 columns (rows times terms). Weights stream: each warp keeps a ring of pieces
+// in shared memory that bulk copies fill (2 KB of BF16 or a slice of NVFP4 with its scales, for one or two row tiles of
+// 16 outputs), so that some 100 KB a multiprocessor are on their way whatever the registers do, and the first of them
+// leave before the launch in front has ended. Blocks stay, one a multiprocessor (no two of them fit), each taking some
+// row tiles at a time, a row tile by `concurrent` warps that take its slices in turn. A warp alone on its row tile
+// keeps the totals; otherwise slices' sums are added in order through shared memory. Columns come whole into shared
+// memory (up to eight, rounded on their way in), or as fragments: a slice at a time for all warps that are alone on
+// theirs, or in the ring beside the weights. Bytes: the weights once; fragments once a block's turn, or once for each
+// one or two row tiles.
+#include "ops/cuda/launch.h"
+#include "ops/cuda/packed.cuh"
+#include "ops/cuda/ptx/bulk_copy.cuh"
+#include "ops/cuda/ptx/dependency.cuh"
+#include "ops/cuda/ptx/mma.cuh"
+#include "ops/cuda/rounding.cuh"
+#include "ops/cuda/shapes.h"
+#include "ops/cuda/slices.cuh"
+
+namespace verbatim::ops::cuda {
+
+namespace {
+
+// Where a warp finds its columns.
+enum class Columns { kWhole, kSlices, kRing };
+
+template <WeightForm kForm>
+constexpr int kPieceTiles = kForm == WeightForm::kBf16 ? 4 : 16;
+template <WeightForm kForm>
+constexpr int kPieceBytes = static_cast<int>(kForm == WeightForm::kBf16 ? kBf16PieceBytes : kNvfp4PieceBytes);
+constexpr int kScalesAt = 2048;  // in a piece of NVFP4
+
+// A stage of a warp's ring: a piece of each of its row tiles, then, if they come with them, the columns' fragments.
+template <WeightForm kForm, int kColumns8, Columns kColumns, int kRowTiles>
+constexpr int kStageBytes = kRowTiles* kPieceBytes<kForm> +
+                            (kColumns == Columns::kRing ? kPieceTiles<kForm> * kColumns8 * 256 : 0);
+
+struct Group {
+  RowsProduct products[kMostGroup];
+  int64_t first_unit[kMostGroup], units;
+  int count, rows, row_tiles, concurrent, stages;
+};
+
+// The row tiles of a unit, and this warp's.
+struct Place {
+  int which = 0;
+  int64_t first_tile = 0, tile = 0;
+  bool mine = false;
+};
+__device__ Place place_of(const Group& group, int64_t unit, int own) {
+  Place at;
+  while (at.which + 1 < group.count && unit >= group.first_unit[at.which + 1]) ++at.which;
+  at.first_tile = (unit - group.first_unit[at.which]) * group.row_tiles;
+  at.tile = at.first_tile + own;
+  at.mine = at.tile * kPackedRows < group.products[at.which].weights.rows;
+  return at;
+}
+
+// Fills a warp's ring with its pieces in the order in which it takes them. Lane 0 alone.
+template <WeightForm kForm, int kColumns8, Columns kColumns, int kRowTiles>
+class Feed {
+ public:
+  __device__ Feed(const Group& group, const Slices& slices, int own_tile, int own_slice, uint8_t* ring,
+                  uint64_t* barriers)
+      : group_(group), slices_(slices), own_tile_(own_tile), own_slice_(own_slice), ring_(ring), barriers_(barriers) {
+    unit_ = blockIdx.x;
+    find();
+  }
+
+  // The next piece into stage `stage`, whose last one every lane has read: its weights, its columns, or both. Both must
+  // come before the stage is waited for.
+  __device__ void fill(int stage, bool weights, bool columns) {
+    if (unit_ >= group_.units) return;
+    const RowsProduct& p = group_.products[at_.which];
+    const Weights& w = p.weights;
+    const int left = slices_.tiles(slice_) - piece_ * kPieceTiles<kForm>;
+    const int tiles = left < kPieceTiles<kForm> ? left : kPieceTiles<kForm>;
+    const int64_t column = slices_.column(slice_) + piece_ * (kPieceTiles<kForm> * 16);
+    const int row_tiles = kRowTiles == 2 && (at_.tile + 1) * kPackedRows < w.rows ? 2 : 1;
+    const auto codes = static_cast<uint32_t>(tiles) * (kForm == WeightForm::kBf16 ? 512 : 128);
+    const auto scales = static_cast<uint32_t>(tiles) * (kForm == WeightForm::kBf16 ? 0 : 16);
+    const auto fragments = static_cast<uint32_t>(kColumns == Columns::kRing ? tiles * kColumns8 * 256 : 0);
+    uint8_t* to = ring_ + stage * kStageBytes<kForm, kColumns8, kColumns, kRowTiles>;
+    uint64_t* barrier = &barriers_[stage];
+    if (weights) {
+      ptx::arrive_expecting(barrier, (codes + scales) * row_tiles + fragments);
+      for (int r = 0; r < row_tiles; ++r) {
+        const int64_t tile = at_.tile + r;
+        ptx::copy_bulk(to + r * kPieceBytes<kForm>,
+                       w.data + (tile * w.columns + column) * (kForm == WeightForm::kBf16 ? 32 : 8), codes, barrier);
+        if constexpr (kForm == WeightForm::kNvfp4)
+          ptx::copy_bulk(to + r * kPieceBytes<kForm> + kScalesAt, w.block_scale + tile * w.columns + column, scales,
+                         barrier);
+      }
+    }
+    if (kColumns == Columns::kRing && columns)
+      ptx::copy_bulk(to + kRowTiles * kPieceBytes<kForm>,
+                     reinterpret_cast<const uint8_t*>(p.prepared) + column / 16 * kColumns8 * 256, fragments, barrier);
+    ++piece_;
+    if (left > kPieceTiles<kForm>) return;
+    piece_ = 0;
+    slice_ += group_.concurrent;
+    if (slice_ < slices_.total) return;
+    unit_ += gridDim.x;
+    find();
+  }
+
+ private:
+  __device__ void find() {
+    slice_ = own_slice_;
+    for (; unit_ < group_.units; unit_ += gridDim.x) {
+      at_ = place_of(group_, unit_, own_tile_);
+      if (at_.mine) return;
+    }
+  }
+
+  const Group& group_;
+  const Slices& slices_;
+  int own_tile_, own_slice_;
+  uint8_t* ring_;
+  uint64_t* barriers_;
+  int64_t unit_ = 0;
+  int slice_ = 0, piece_ = 0;
+  Place at_;
+};
+
+// Four tiles of 16 columns, 4 j to 4 j + 3, of a piece in shared memory.
+template <WeightForm kForm>
+struct Piece {
+  Stage<kForm, 4> four;
+
+  __device__ void take(const uint8_t* base, int j, int lane) {
+    if constexpr (kForm == WeightForm::kBf16) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) four.tiles[i] = *reinterpret_cast<const uint4*>(base + i * 512 + lane * 16);
+    } else {
+      four.codes[0] = *reinterpret_cast<const uint4*>(base + j * 512 + lane * 16);
+      four.scales[0] = *reinterpret_cast<const uint2*>(base + kScalesAt + j * 64 + lane / 4 * 8);
+    }
+  }
+};
+
+template <WeightForm kForm, int kColumns8, bool kAlone, Columns kColumns, int kRowTiles>
+__global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threads(kColumns8) : kStreamThreads,
+                                  kColumns8 == 1 ? 2 : 1) stream_kernel(const __grid_constant__ Group group) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  ptx::let_next_start();
+  constexpr int kStage = kStageBytes<kForm, kColumns8, kColumns, kRowTiles>, kTileFloats = 128 * kColumns8;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  const int concurrent = kAlone ? 1 : group.concurrent, stages = group.stages;
+  const int own_tile = warp / concurrent * kRowTiles, own_slice = warp % concurrent;
+  const RowsProduct& any = group.products[0];
+  const Slices slices(any.weights.columns, any.parts);
+  const int terms = any.terms, rows = group.rows, columns = rows * terms;
+  const auto steps = static_cast<int>(any.weights.columns / 16);
+
+  // Barriers of the rings, two of the columns' slices; rings; columns; sums.
+  auto* barriers = reinterpret_cast<uint64_t*>(memory) + warp * stages;
+  auto* slice_barriers = reinterpret_cast<uint64_t*>(memory) + warps * stages;
+  uint8_t* ring = memory + kStreamBarrierBytes + warp * stages * kStage;
+  auto* x = reinterpret_cast<uint2*>(memory + kStreamBarrierBytes + warps * stages * kStage);
+  constexpr int kSliceFragments = 16 * kColumns8 * 32;  // of uint2
+  auto* partials = reinterpret_cast<float*>(x + (kColumns == Columns::kWhole    ? steps * columns * 4
+                                                 : kColumns == Columns::kSlices ? 2 * kSliceFragments
+                                                                                : 0));
+  Feed<kForm, kColumns8, kColumns, kRowTiles> feed(group, slices, own_tile, own_slice, ring, barriers);
+  if (lane == 0) {
+    for (int i = 0; i < stages; ++i) ptx::make_barrier(&barriers[i], 1);
+    if (warp == 0 && kColumns == Columns::kSlices)
+      for (int i = 0; i < 2; ++i) ptx::make_barrier(&slice_barriers[i], 1);
+    ptx::fence_barriers();
+    ptx::fence_async();
+    auto later = feed;
+    for (int i = 0; i < stages; ++i) feed.fill(i, true, false);
+    ptx::wait_for_previous();
+    if constexpr (kColumns == Columns::kRing)
+      for (int i = 0; i < stages; ++i) later.fill(i, false, true);
+  }
+  ptx::wait_for_previous();
+
+  const int64_t units = group.units > blockIdx.x ? (group.units - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
+  const auto turns = static_cast<int>(units) * slices.total;  // of columns' slices
+  const auto fill_slice = [&](int turn) {
+    if (turn >= turns) return;
+    const int slice = turn % slices.total;
+    const Place at = place_of(group, blockIdx.x + int64_t{turn / slices.total} * gridDim.x, 0);
+    const auto bytes = static_cast<uint32_t>(slices.tiles(slice) * kColumns8 * 256);
+    ptx::arrive_expecting(&slice_barriers[turn % 2], bytes);
+    ptx::copy_bulk(
+        x + turn % 2 * kSliceFragments,
+        reinterpret_cast<const uint2*>(group.products[at.which].prepared) + slices.column(slice) / 16 * kColumns8 * 32,
+        bytes, &slice_barriers[turn % 2]);
+  };
+  if constexpr (kColumns == Columns::kWhole) {
+    // [16 columns][row and term][q]: inputs 2q, 2q + 1, 2q + 8 and 2q + 9.
+    for (int i = threadIdx.x; i < steps * rows * 4; i += static_cast<int>(blockDim.x)) {
+      const int q = i % 4, row = i / 4 % rows, step = i / 4 / rows;
+      const float* from = any.x + row * any.x_stride + step * 16 + 2 * q;
+      float rest[4] = {from[0], from[1], from[8], from[9]};
+      for (int term = 0; term < terms; ++term) {
+        uint32_t bits[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          bits[j] = bf16_bits(rest[j]);
+          const float taken = bf16_value(bits[j]);
+          rest[j] = isfinite(taken) ? rest[j] - taken : 0.0f;
+        }
+        x[(step * columns + term * rows + row) * 4 + q] = make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16);
+      }
+    }
+    __syncthreads();
+  } else if constexpr (kColumns == Columns::kSlices) {
+    __syncthreads();  // the barriers stand
+    if (threadIdx.x == 0) {
+      fill_slice(0);
+      fill_slice(1);
+    }
+  }
+
+  int stage = 0, turn = 0;
+  uint32_t phase = 0;
+  for (int64_t unit = blockIdx.x; unit < group.units; unit += gridDim.x) {
+    const Place at = place_of(group, unit, own_tile);
+    const RowsProduct& p = group.products[at.which];
+    constexpr int kElements = kAlone ? 1 : 2 * kColumns8;
+    const int elements = group.row_tiles * kTileFloats;
+    SliceTotals<kElements, 1> shared_totals(p.parts, p.scale);
+    float totals[kAlone ? kColumns8 : 1][4];
+    for (int first = 0; first < slices.total; first += concurrent, ++turn) {
+      const int slice = first + own_slice;
+      const int tiles = at.mine && slice < slices.total ? slices.tiles(slice) : 0;
+      const auto step = static_cast<int>(slices.column(slice < slices.total ? slice : 0) / 16);
+      if constexpr (kColumns == Columns::kSlices) ptx::wait_for(&slice_barriers[turn % 2], turn / 2 % 2);
+      float sums[kRowTiles][kColumns8][4] = {};
+      for (int begin = 0; begin < tiles; begin += kPieceTiles<kForm>) {
+        ptx::wait_for(&barriers[stage], phase);
+        const uint8_t* here = ring + stage * kStage;
+#pragma unroll
+        for (int j = 0; j < kPieceTiles<kForm> / 4; ++j) {
+          if (begin + j * 4 >= tiles) break;
+          Piece<kForm> pieces[kRowTiles];
+#pragma unroll
+          for (int r = 0; r < kRowTiles; ++r) pieces[r].take(here + r * kPieceBytes<kForm>, j, lane);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int k = begin + j * 4 + i;
+            if (k >= tiles) break;
+            uint2 b[kColumns8];
+            if constexpr (kColumns == Columns::kWhole) {
+              const int column = lane / 4;
+              b[0] = column < columns ? x[((step + k) * columns + column) * 4 + lane % 4] : make_uint2(0, 0);
+            } else {
+              const uint2* from = kColumns == Columns::kSlices
+                                      ? x + turn % 2 * kSliceFragments + k * kColumns8 * 32
+                                      : reinterpret_cast<const uint2*>(here + kRowTiles * kPieceBytes<kForm>) +
+                                            (j * 4 + i) * kColumns8 * 32;
+#pragma unroll
+              for (int n = 0; n < kColumns8; ++n) b[n] = from[n * 32 + lane];
+            }
+#pragma unroll
+            for (int r = 0; r < kRowTiles; ++r) {
+              uint32_t a[4];
+              pieces[r].four.operand(i, a);
+#pragma unroll
+              for (int n = 0; n < kColumns8; ++n) ptx::mma_m16n8k16_bf16(sums[r][n], a, b[n]);
+            }
+          }
+        }
+        __syncwarp();
+        if (lane == 0) feed.fill(stage, true, true);
+        if (++stage == stages) stage = 0, phase ^= 1;
+      }
+      if constexpr (kColumns == Columns::kSlices) {
+        __syncthreads();
+        if (threadIdx.x == 0) fill_slice(turn + 2);
+      }
+      if constexpr (kAlone) {
+#pragma unroll
+        for (int n = 0; n < kColumns8; ++n)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) totals[n][j] = first == 0 ? sums[0][n][j] : totals[n][j] + sums[0][n][j];
+      } else {
+        // [warp][row tile][16 outputs][columns]
+        float* to = partials + warp * kRowTiles * kTileFloats;
+#pragma unroll
+        for (int r = 0; r < kRowTiles; ++r)
+#pragma unroll
+          for (int n = 0; n < kColumns8; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+              *reinterpret_cast<float2*>(to + r * kTileFloats + (lane / 4 + half * 8) * (kColumns8 * 8) + n * 8 +
+                                         lane % 4 * 2) = make_float2(sums[r][n][half * 2], sums[r][n][half * 2 + 1]);
+        __syncthreads();
+        const int most = slices.total - first < concurrent ? slices.total - first : concurrent;
+#pragma unroll
+        for (int j = 0; j < kElements; ++j) {
+          const int element = static_cast<int>(threadIdx.x) + j * static_cast<int>(blockDim.x);
+          if (element >= elements || element % (kColumns8 * 8) >= columns) continue;
+          constexpr int kWarpFloats = kRowTiles * kTileFloats;
+          const float* own = partials + element / kWarpFloats * concurrent * kWarpFloats + element % kWarpFloats;
+          for (int i = 0; i < most; ++i) {
+            const float sum[1] = {own[i * kWarpFloats]};
+            shared_totals.add(j, slices, first + i, sum);
+          }
+        }
+        __syncthreads();
+      }
+    }
+
+    const auto write = [&](int row, int64_t output, float value) {
+      if (output < p.weights.rows) p.y[row * p.y_stride + output] = value;
+    };
+    if constexpr (kAlone) {
+      if (terms == 1) {
+#pragma unroll
+        for (int n = 0; n < kColumns8; ++n)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const int row = n * 8 + lane % 4 * 2 + j % 2;
+            if (at.mine && row < rows) write(row, at.tile * kPackedRows + lane / 4 + j / 2 * 8, totals[n][j] * p.scale);
+          }
+      } else {
+        float* to = partials + warp * kTileFloats;
+#pragma unroll
+        for (int n = 0; n < kColumns8; ++n)
+#pragma unroll
+          for (int j = 0; j < 4; ++j)
+            to[(lane / 4 + j / 2 * 8) * (kColumns8 * 8) + n * 8 + lane % 4 * 2 + j % 2] = totals[n][j] * p.scale;
+        __syncwarp();
+        for (int i = lane; i < 16 * rows; i += 32) {
+          const int row = i / 16, output = i % 16;
+          const float* from = to + output * (kColumns8 * 8) + row;
+          float sum = from[0];
+          for (int term = 1; term < terms; ++term) sum = sum + from[term * rows];
+          if (at.mine) write(row, at.tile * kPackedRows + output, sum);
+        }
+        __syncwarp();
+      }
+    } else {
+      const auto output_of = [&](int element) {
+        return (at.first_tile + element / kTileFloats) * kPackedRows + element % kTileFloats / (kColumns8 * 8);
+      };
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) {
+        const int element = static_cast<int>(threadIdx.x) + j * static_cast<int>(blockDim.x);
+        const int column = element % (kColumns8 * 8);
+        if (element >= elements || column >= columns) continue;
+        if (terms == 1)
+          write(column, output_of(element), shared_totals.value(j));
+        else
+          partials[element] = shared_totals.value(j);
+      }
+      if (terms == 1) continue;
+      __syncthreads();
+      for (int element = static_cast<int>(threadIdx.x); element < elements; element += static_cast<int>(blockDim.x)) {
+        const int row = element % (kColumns8 * 8);
+        if (row >= rows) continue;
+        float sum = partials[element];
+        for (int term = 1; term < terms; ++term) sum = sum + partials[element + term * rows];
+        write(row, output_of(element), sum);
+      }
+      __syncthreads();
+    }
+  }
+}
+
+// A thread makes a block of sixteen inputs of a column.
+constexpr int kPrepareThreads = 256;
+__global__ void prepare_kernel(Preparation p, int tiles) {
+  ptx::let_next_start();
+  ptx::wait_for_previous();
+  const int64_t steps = p.columns / 16;
+  const int64_t i = int64_t{blockIdx.x} * kPrepareThreads + threadIdx.x;
+  if (i >= steps * tiles * 8) return;
+  const int64_t column = i % (tiles * 8), step = i / (tiles * 8);
+  auto* to = reinterpret_cast<uint2*>(p.to) + (step * tiles + column / 8) * 32 + column % 8 * 4;
+  uint16_t terms[3][16] = {};
+  const int64_t row = column % p.rows, term = column / p.rows;
+  if (term < p.terms) {
+    const float* x = p.x + row * p.x_stride + step * 16;
+    prepare_block([&](int64_t k) { return x[k]; }, 0, 16, p.terms, p.input_scale, terms[0], 16);
+  }
+  const uint16_t* own = terms[term < p.terms ? term : 0];
+#pragma unroll
+  for (int q = 0; q < 4; ++q)
+    to[q] = make_uint2(own[2 * q] | uint32_t{own[2 * q + 1]} << 16, own[2 * q + 8] | uint32_t{own[2 * q + 9]} << 16);
+}
+
+template <WeightForm kForm, int kColumns8, bool kAlone, Columns kColumns, int kRowTiles>
+cudaError_t start(cudaStream_t stream, const Group& group, const StreamShape& shape) {
+  return launch(stream_kernel<kForm, kColumns8, kAlone, kColumns, kRowTiles>, static_cast<unsigned>(shape.blocks),
+                static_cast<unsigned>(shape.warps() * 32), static_cast<size_t>(shape.shared_bytes), stream, group);
+}
+
+template <WeightForm kForm, int kColumns8>
+cudaError_t start_form(cudaStream_t stream, const Group& group, const StreamShape& shape, bool whole) {
+  const bool alone = shape.concurrent == 1;
+  if constexpr (kColumns8 == 1)
+    if (whole)
+      return alone ? start<kForm, 1, true, Columns::kWhole, 1>(stream, group, shape)
+                   : start<kForm, 1, false, Columns::kWhole, 1>(stream, group, shape);
+  if (alone) return start<kForm, kColumns8, true, Columns::kSlices, 1>(stream, group, shape);
+  return shape.warp_tiles == 2 ? start<kForm, kColumns8, false, Columns::kRing, 2>(stream, group, shape)
+                               : start<kForm, kColumns8, false, Columns::kRing, 1>(stream, group, shape);
+}
+
+template <WeightForm kForm>
+cudaError_t start_columns(cudaStream_t stream, const Group& group, const StreamShape& shape, int tiles, bool whole) {
+  switch (tiles) {
+    case 1: return start_form<kForm, 1>(stream, group, shape, whole);
+    case 2: return start_form<kForm, 2>(stream, group, shape, whole);
+    case 4: return start_form<kForm, 4>(stream, group, shape, whole);
+    case 6: return start_form<kForm, 6>(stream, group, shape, whole);
+    default: return start_form<kForm, 8>(stream, group, shape, whole);
+  }
+}
+
+}  // namespace
+
+int fragment_tiles(int64_t rows, int terms) {
+  const int64_t columns = rows * terms;
+  return columns <= 8 ? 1 : columns <= 16 ? 2 : columns <= 32 ? 4 : columns <= 48 ? 6 : 8;
+}
+
+bool streams_whole_columns(const DeviceLimits& limits, int64_t rows, int terms, int64_t columns) {
+  return rows * terms <= 8 && columns * rows * terms * 2 <= limits.shared_bytes / 4;
+}
+
+cudaError_t prepare_fragments(cudaStream_t stream, const Preparation& p, int tiles) {
+  const int64_t count = p.columns / 16 * tiles * 8;
+  return launch(prepare_kernel, static_cast<unsigned>((count + kPrepareThreads - 1) / kPrepareThreads), kPrepareThreads,
+                0, stream, p, tiles);
+}
+
+cudaError_t stream_products(cudaStream_t stream, const DeviceLimits& limits, const RowsProduct* products, int count,
+                            int64_t rows) {
+  const RowsProduct& any = products[0];
+  const int tiles = fragment_tiles(rows, any.terms);
+  StreamProblem problem;
+  problem.columns8 = tiles;
+  problem.slices = Slices(any.weights.columns, any.parts).total;
+  problem.whole_bytes = any.prepared == nullptr ? any.weights.columns * rows * any.terms * 2 : 0;
+  problem.parts = any.parts;
+  problem.terms = any.terms;
+  const bool bf16 = any.weights.form == WeightForm::kBf16;
+  problem.piece_bytes = bf16 ? kBf16PieceBytes : kNvfp4PieceBytes;
+  problem.piece_tiles = bf16 ? kPieceTiles<WeightForm::kBf16> : kPieceTiles<WeightForm::kNvfp4>;
+  problem.count = count;
+  for (int i = 0; i < count; ++i) problem.row_tiles[i] = (products[i].weights.rows + kPackedRows - 1) / kPackedRows;
+  const StreamShape shape = stream_shape(problem, limits.multiprocessors, limits.shared_bytes);
+  if (shape.units == 0) return cudaSuccess;
+  Group group{};
+  group.count = count;
+  group.rows = static_cast<int>(rows);
+  group.row_tiles = shape.row_tiles;
+  group.concurrent = shape.concurrent;
+  group.stages = shape.stages;
+  for (int i = 0; i < count; ++i) {
+    group.products[i] = products[i];
+    group.first_unit[i] = group.units;
+    group.units += (problem.row_tiles[i] + shape.row_tiles - 1) / shape.row_tiles;
+  }
+  return bf16 ? start_columns<WeightForm::kBf16>(stream, group, shape, tiles, any.prepared == nullptr)
+              : start_columns<WeightForm::kNvfp4>(stream, group, shape, tiles, any.prepared == nullptr);
+}
+
+}  // namespace verbatim::ops::cuda
