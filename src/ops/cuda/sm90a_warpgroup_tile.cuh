@@ -80,43 +80,57 @@ __device__ inline void fill_half(FilledTile& t, int half, const Weights& w, int6
 
 // ---- those who fill -------------------------------------------------------------------------------------------------
 __device__ inline void fill_tile(GroupShared& shared, RingPlace& place, const FilledTile& t) {
-  constexpr int kPieces = kGroupColumns * 8 / kFillingThreads;  // of sixteen bytes, a thread
+  constexpr int kRows = kFillingThreads / 8, kPieces = kGroupColumns / kRows;  // of sixteen bytes, a thread
   const int thread = static_cast<int>(threadIdx.x) - kAddingThreads, piece = thread % 8, row = thread / 8;
+  static_assert(kRows % 8 == 0);
   const uint16_t* rows[kPieces];
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
-    const int column = row + i * (kFillingThreads / 8);
+    const int column = row + i * kRows;
     rows[i] = nullptr;
     if (column < t.order.count)
       rows[i] = t.x + (t.source == nullptr ? column : t.source[column]) * t.x_stride + piece * 8;
   }
+  // A step of a row tile: 2,048 bytes of BF16, a piece for each thread; 512 bytes of codes, for each of 32, and 64 of
+  // scales, for each of 4.
   const bool wide = t.order.form == WeightForm::kBf16;
-  const int row_bytes = wide ? 2048 : 512, tiles = t.row_tiles[0] + t.row_tiles[1];
+  const int64_t pitch = t.columns * (wide ? 32 : 8);
+  const int at = wide ? thread * 16 : thread % 32 * 16;
+  const uint8_t* data[2] = {t.data[0] + at, t.data[1] + at};
+  const uint8_t* scales = nullptr;
+  if (!wide) {
+    const int tile = thread / 32;
+    for (int half = 0; half < 2; ++half) data[half] = tile < t.row_tiles[half] ? data[half] + tile * pitch : nullptr;
+    if (thread < 16 && thread / 4 < t.row_tiles[0])
+      scales = t.scales[0] + thread / 4 * t.columns + thread % 4 * 16;
+    else if (thread >= 16 && thread < 32 && thread / 4 - 4 < t.row_tiles[1])
+      scales = t.scales[1] + (thread / 4 - 4) * t.columns + thread % 4 * 16;
+  }
   for (int step = 0; step < t.order.steps; ++step) {
     ptx::wait_for(&shared.empty[place.slot], place.phase ^ 1);
     GroupShared::Step& to = shared.ring[place.slot];
-    if (thread < 32) {
-      if (thread == 0) {
-        if (step == 0) shared.orders[place.slot] = t.order;
-        ptx::arrive_expecting(&shared.full[place.slot], static_cast<uint32_t>(tiles * (wide ? 2048 : 512 + 64)));
-      }
-      __syncwarp();
-      const int half = thread / 4 % 2, tile = thread % 4, there = half == 0 ? t.row_tiles[0] : t.row_tiles[1];
-      if (thread < 8 && tile < there)
-        ptx::copy_bulk(to.weights + thread * row_bytes,
-                       (half == 0 ? t.data[0] : t.data[1]) + tile * t.columns * (wide ? 32 : 8) +
-                           static_cast<int64_t>(step) * row_bytes,
-                       static_cast<uint32_t>(row_bytes), &shared.full[place.slot]);
-      else if (thread >= 8 && thread < 16 && !wide && tile < there)
-        ptx::copy_bulk(to.weights + 8 * 512 + (thread - 8) * 64,
-                       (half == 0 ? t.scales[0] : t.scales[1]) + tile * t.columns + static_cast<int64_t>(step) * 64, 64,
-                       &shared.full[place.slot]);
+    if (wide) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int tile = 0; tile < 4; ++tile)
+          if (tile < t.row_tiles[half])
+            ptx::copy_16_bytes(to.weights + (half * 4 + tile) * 2048 + at, data[half] + tile * pitch + step * 2048);
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        if (data[half] != nullptr) ptx::copy_16_bytes(to.weights + half * 2048 + thread * 16, data[half] + step * 512);
+      if (scales != nullptr) ptx::copy_16_bytes(to.weights + 8 * 512 + thread * 16, scales + step * 64);
     }
 #pragma unroll
     for (int i = 0; i < kPieces; ++i)
       if (rows[i] != nullptr)
-        ptx::copy_16_bytes(&to.x[row + i * (kFillingThreads / 8)][(piece ^ row % 8) * 8], rows[i] + step * kGroupStep);
+        ptx::copy_16_bytes(&to.x[row + i * kRows][(piece ^ row % 8) * 8], rows[i] + step * kGroupStep);
     ptx::arrive_after_copies(&shared.full[place.slot]);
+    if (thread == 0) {
+      if (step == 0) shared.orders[place.slot] = t.order;
+      ptx::arrive(&shared.full[place.slot]);
+    }
     place.advance();
   }
 }
@@ -150,7 +164,7 @@ __device__ void add_steps(GroupShared& shared, RingPlace& place, int steps, floa
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const auto fetch = [&](uint32_t(&to)[4][4]) {
     ptx::wait_for(&shared.full[place.slot], place.phase);
-    ptx::fence_async();
+    ptx::fence_async();  // copies of rows are ordinary writes, wgmma's reads are not
     Stage<kForm, 4> tiles;
     take_weights(shared.ring[place.slot].weights, warp, lane, tiles);
 #pragma unroll
@@ -242,7 +256,7 @@ __device__ void store_sums(GroupShared& shared, const TileOrder& order, const fl
 }
 
 // ---- a block --------------------------------------------------------------------------------------------------------
-// Tiles blockIdx.x, + gridDim.x, ... below `tiles`. locate(index, FilledTile&) says what a tile is, or false: nothing;
+// Tiles blockIdx.x, + gridDim.x, ... below `tiles`. locate(index, FilledTile&) says what a tile is, or false: nothing.
 // finish.operator()<kN>(shared, order, totals) is called by those who add.
 template <class Locate, class Finish>
 __device__ void run_tiles(std::byte* memory, uint32_t tiles, const Locate& locate, const Finish& finish) {
