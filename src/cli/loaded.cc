@@ -29,7 +29,7 @@ std::unique_ptr<ops::Ops> make_ops(const RunOptions& options, ThreadPool& pool) 
   return ops::make_cuda_ops(
       {.device = 0,
        .activations = options.activations == "split3" ? ops::Activations::kSplit3 : ops::Activations::kBf16,
-       .records_steps = options.records_steps});
+       .records_steps = !options.launches_anew});
 }
 
 // The cheap refusals come before anything is read.
@@ -39,8 +39,8 @@ const RunOptions& checked(const RunOptions& options) {
   if (options.backend == "cpu" && options.activations != "bf16")
     fail(ErrorKind::kUsage, "--activations", "{} is for --backend cuda; the CPU's activations are float32",
          options.activations);
-  if (options.backend == "cpu" && options.records_steps)
-    fail(ErrorKind::kUsage, "--graphs", "is for --backend cuda; the CPU has no launches to record");
+  if (options.backend == "cpu" && options.launches_anew)
+    fail(ErrorKind::kUsage, "--eager", "is for --backend cuda; the CPU has no launches to record");
   if (options.backend == "cuda" && options.isa != "best")
     fail(ErrorKind::kUsage, "--isa", "{} is for --backend cpu", options.isa);
   return options;
@@ -64,7 +64,8 @@ void add_run_options(CLI::App& command, RunOptions& options) {
                   "Of products on CUDA: rounded to bf16, or in three bf16 terms (split3, to test by)")
       ->check(CLI::IsMember({"bf16", "split3"}))
       ->capture_default_str();
-  command.add_flag("--graphs", options.records_steps, "Record a step of each shape as a CUDA graph and replay it");
+  command.add_flag("--eager", options.launches_anew,
+                   "On CUDA, launch every step anew instead of recording one of each shape and replaying it");
   command.add_option("--sum-parts", options.sum_parts, "Parts of the sums that ranks would cut")->capture_default_str();
   command.add_option("--threads", options.threads, "Threads (default: all cores)")->check(CLI::Range(1, 4096));
 }

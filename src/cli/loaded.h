@@ -19,10 +19,10 @@ struct RunOptions {
   std::string path;
   std::string backend = "cpu", precision = "full", isa = "best", activations = "bf16", next_n_experts = "stored";
   int threads = 0, sum_parts = 1;
-  bool records_steps = false;  // CudaOptions
+  bool launches_anew = false;  // the opposite of CudaOptions::records_steps
 };
 
-// Adds `directory`, --backend, --precision, --isa, --activations, --graphs, --sum-parts and --threads, which write to
+// Adds `directory`, --backend, --precision, --isa, --activations, --eager, --sum-parts and --threads, which write to
 // `options` (it must outlive the parse).
 void add_run_options(CLI::App& command, RunOptions& options);
 // Adds --next-n-experts, for commands that draft.

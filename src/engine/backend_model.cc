@@ -47,16 +47,20 @@ void BackendModel::gather(const float* from, std::span<const int32_t> rows, int6
   ops_.gather(from, rows.data(), std::ssize(rows), width, to);
 }
 
+void BackendModel::head_of(std::span<const int32_t> rows) {
+  ops_.step(tags_ + kLogits, {}, rows, [&] {
+    gather(buffers_.pass.hidden, rows, model_.config.hidden, buffers_.gathered.floats());
+    model::head(ops_, model_, buffers_.gathered.floats(), std::ssize(rows), buffers_.logits.floats());
+  });
+}
+
 std::span<const float> BackendModel::logits(std::span<const int32_t> rows) {
-  const int64_t width = model_.config.hidden, vocabulary = model_.config.vocabulary;
+  const int64_t vocabulary = model_.config.vocabulary;
   host_logits_.resize(rows.size() * static_cast<size_t>(vocabulary));
   for (int64_t first = 0; first < std::ssize(rows); first += kHeadRows) {
     const auto own = rows.subspan(static_cast<size_t>(first))
                          .first(static_cast<size_t>(std::min(kHeadRows, std::ssize(rows) - first)));
-    ops_.step(tags_ + kLogits, {}, own, [&] {
-      gather(buffers_.pass.hidden, own, width, buffers_.gathered.floats());
-      model::head(ops_, model_, buffers_.gathered.floats(), std::ssize(own), buffers_.logits.floats());
-    });
+    head_of(own);
     ops_.copy_out(host_logits_.data() + first * vocabulary, buffers_.logits.floats(),
                   floats(std::ssize(own) * vocabulary));
   }
@@ -83,6 +87,25 @@ std::span<const int32_t> BackendModel::greedy(std::span<const int32_t> rows) {
   return greedy_of(kGreedy, buffers_.pass.hidden, rows);
 }
 
+std::span<const int32_t> BackendModel::sample(std::span<const int32_t> rows, std::span<const ops::SampleRow> how,
+                                              std::span<const ops::LogitAdjustment> adjustments) {
+  host_ids_.resize(rows.size());
+  size_t next = 0;
+  for (size_t first = 0; first < rows.size(); first += kHeadRows) {
+    const size_t count = std::min<size_t>(kHeadRows, rows.size() - first);
+    head_of(rows.subspan(first, count));
+    own_adjustments_.clear();
+    for (; next < adjustments.size() && static_cast<size_t>(adjustments[next].row) < first + count; ++next) {
+      own_adjustments_.push_back(adjustments[next]);
+      own_adjustments_.back().row -= static_cast<int32_t>(first);
+    }
+    ops_.sample(buffers_.logits.floats(), static_cast<int64_t>(count), model_.config.vocabulary,
+                sizes_.vocabulary_limit, how.subspan(first, count), own_adjustments_, buffers_.greedy_ids.ints());
+    ops_.copy_out(host_ids_.data() + first, buffers_.greedy_ids.ints(), count * sizeof(int32_t));
+  }
+  return host_ids_;
+}
+
 void BackendModel::next_n_of(std::span<const ops::Span> spans, std::span<const int32_t> ids, bool keep_selection) {
   ops_.step(tags_ + (keep_selection ? kNextNShared : kNextN), spans, ids, [&] {
     model::next_n(ops_, model_, storage_.state(), spans, ids, buffers_.gathered.floats(), *buffers_.drafting,
@@ -103,17 +126,14 @@ void BackendModel::next_n_resumed(const ops::Span& span, int32_t next_id) {
 
 void BackendModel::keep_selection(std::span<const int32_t> rows) {
   const ops::Selection& selection = buffers_.drafting->sparse.selection;
-  const int64_t budget = model::index_shape(model_.config).budget_pools();
-  std::vector<int32_t> pools(static_cast<size_t>(budget)), count(1);
-  for (int64_t to = 0; to < std::ssize(rows); ++to) {
-    // rows ascend and rows[to] >= to, so nothing is overwritten before it is read.
-    const int64_t from = rows[static_cast<size_t>(to)];
-    if (from == to) continue;
-    ops_.copy_out(pools.data(), selection.pools + from * budget, sizeof(int32_t) * pools.size());
-    ops_.copy_out(count.data(), selection.counts + from, sizeof(int32_t));
-    ops_.copy_in(selection.pools + to * budget, pools.data(), sizeof(int32_t) * pools.size());
-    ops_.copy_in(selection.counts + to, count.data(), sizeof(int32_t));
-  }
+  // Numbers of 32 bits, moved as they are, by way of `gathered`.
+  const auto move = [&](int32_t* numbers, int64_t width) {
+    auto* floats = reinterpret_cast<float*>(numbers);
+    gather(floats, rows, width, buffers_.gathered.floats());
+    gather(buffers_.gathered.floats(), first_rows(std::ssize(rows)), width, floats);
+  };
+  move(selection.pools, model::index_shape(model_.config).budget_pools());
+  move(selection.counts, 1);
 }
 
 std::span<const int32_t> BackendModel::begin_chain(std::span<const int32_t> rows) {
@@ -125,8 +145,8 @@ std::span<const int32_t> BackendModel::begin_chain(std::span<const int32_t> rows
 std::span<const int32_t> BackendModel::extend_chain(std::span<const int32_t> keep, std::span<const ops::Span> spans,
                                                     std::span<const int32_t> ids) {
   const bool shared = model_.config.index_share_for_drafts;
-  gather(buffers_.chain.floats(), keep, model_.config.hidden, buffers_.gathered.floats());
   if (shared) keep_selection(keep);
+  gather(buffers_.chain.floats(), keep, model_.config.hidden, buffers_.gathered.floats());
   next_n_of(spans, ids, shared);
   const std::span<const int32_t> rows = first_rows(std::ssize(keep));
   gather(buffers_.drafting->output, rows, model_.config.hidden, buffers_.chain.floats());

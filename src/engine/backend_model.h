@@ -27,6 +27,8 @@ class BackendModel final : public StepModel {
   void forward(std::span<const ops::Span> spans, std::span<const int32_t> ids) override;
   std::span<const float> logits(std::span<const int32_t> rows) override;
   std::span<const int32_t> greedy(std::span<const int32_t> rows) override;
+  std::span<const int32_t> sample(std::span<const int32_t> rows, std::span<const ops::SampleRow> how,
+                                  std::span<const ops::LogitAdjustment> adjustments) override;
   void next_n(std::span<const ops::Span> spans, std::span<const int32_t> next_ids,
               std::span<const int32_t> hidden_rows) override;
   void next_n_resumed(const ops::Span& span, int32_t next_id) override;
@@ -44,6 +46,8 @@ class BackendModel final : public StepModel {
   void gather(const float* from, std::span<const int32_t> rows, int64_t width, float* to);
   // The pools chosen for those rows serve the whole chain where the config shares them: they follow the rows.
   void keep_selection(std::span<const int32_t> rows);
+  // Leaves the logits of the next rows, at most kHeadRows, in the buffers.
+  void head_of(std::span<const int32_t> rows);
   // Greedy ids of those rows of `hidden`, which is always the same for a tag.
   std::span<const int32_t> greedy_of(uint64_t tag, const float* hidden, std::span<const int32_t> rows);
   // The next-n layer on the hidden vectors gathered last.
@@ -61,6 +65,7 @@ class BackendModel final : public StepModel {
   model::StepBuffers buffers_;
   std::vector<float> host_logits_;
   std::vector<int32_t> host_ids_, row_numbers_;
+  std::vector<ops::LogitAdjustment> own_adjustments_;
 };
 
 }  // namespace verbatim::engine

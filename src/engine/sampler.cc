@@ -12,8 +12,6 @@ namespace {
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr double kLn2High = 0x1.62e42fefa3800p-1, kLn2Low = 0x1.ef35793c76730p-45;
 
-__extension__ using Wide = unsigned __int128;
-
 uint64_t mix(uint64_t x) {  // splitmix64's finaliser
   x ^= x >> 30;
   x *= 0xbf58476d1ce4e5b9;
@@ -33,18 +31,6 @@ bool has_penalties(const SamplingOptions& s) {
   return s.repetition_penalty != 1.0f || s.frequency_penalty != 0.0f || s.presence_penalty != 0.0f;
 }
 
-int32_t argmax(std::span<const float> logits) {
-  size_t best = 0;
-  float most = kMinusInfinity;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (logits[i] > most) {
-      most = logits[i];
-      best = i;
-    }
-  }
-  return static_cast<int32_t>(best);
-}
-
 }  // namespace
 
 const char* finish_name(FinishReason reason) {
@@ -54,16 +40,6 @@ const char* finish_name(FinishReason reason) {
     case FinishReason::kCancelled: return "cancelled";
   }
   return "";
-}
-
-double sampling_exp(double x) {
-  if (!(x > -700.0)) return 0.0;
-  const double n = std::nearbyint(x * 0x1.71547652b82fep+0);  // 1 / ln 2
-  const double r = (x - n * kLn2High) - n * kLn2Low;
-  // Taylor to r^13 on |r| <= ln2 / 2: the next term is below 5e-18.
-  double sum = 1.0;
-  for (int k = 13; k >= 1; --k) sum = 1.0 + sum * r / k;
-  return sum * std::bit_cast<double>(static_cast<uint64_t>(static_cast<int64_t>(n) + 1023) << 52);
 }
 
 double sampling_log(double x) {
@@ -88,109 +64,76 @@ uint64_t hash_logits(std::span<const float> logits) {
   return hash;
 }
 
-bool is_plain_greedy(const Request& request) {
-  const SamplingOptions& s = request.sampling;
-  return s.temperature == 0.0f && !has_penalties(s) && s.logit_bias.empty() && !request.mask && request.logprobs < 0 &&
-         !request.hash_logits;
+bool may_choose_on_backend(const Request& request) {
+  return !request.mask && request.logprobs < 0 && !request.hash_logits;
 }
 
-void Sampler::adjust(std::span<const float> logits, const SamplingContext& context) {
+ops::SampleRow Sampler::describe(const SamplingContext& context) {
   const SamplingOptions& s = context.request->sampling;
-  const auto limit = static_cast<size_t>(context.vocabulary_limit);
-  adjusted_.assign(logits.begin(), logits.begin() + static_cast<std::ptrdiff_t>(limit));
+  ops::SampleRow row;
+  row.temperature = s.temperature;
+  row.top_p = s.top_p;
+  row.min_p = s.min_p;
+  row.top_k = s.top_k;
+  row.random = draw(context);
+  // Without a mask only NaN or a bias of -infinity leave nothing.
+  if (context.request->mask && !context.request->stop_tokens.empty())
+    row.otherwise = context.request->stop_tokens.front();
+  return row;
+}
+
+void Sampler::adjust(const SamplingContext& context, int32_t row, std::vector<ops::LogitAdjustment>& adjustments) {
+  const SamplingOptions& s = context.request->sampling;
+  std::unordered_map<int32_t, ops::LogitAdjustment> by_id;
+  const auto of = [&](int32_t id) -> ops::LogitAdjustment* {
+    if (id < 0 || id >= context.vocabulary_limit) return nullptr;
+    ops::LogitAdjustment& own = by_id[id];
+    own.row = row;
+    own.id = id;
+    return &own;
+  };
   if (has_penalties(s)) {
     std::unordered_map<int32_t, int32_t> reply;
     for (const int32_t id : context.generated) ++reply[id];
-    auto repeat = [&](int32_t id) {
-      float& logit = adjusted_[static_cast<size_t>(id)];
-      logit = logit > 0 ? logit / s.repetition_penalty : logit * s.repetition_penalty;
-    };
-    auto inside = [&](int32_t id) { return id >= 0 && static_cast<size_t>(id) < limit; };
     if (s.repetition_penalty != 1.0f) {
       for (const auto& [id, count] : context.prompt_counts->counts())
-        if (inside(id) && !reply.contains(id)) repeat(id);
-      for (const auto& [id, count] : reply)
-        if (inside(id)) repeat(id);
+        if (ops::LogitAdjustment* own = of(id)) own->repetition = s.repetition_penalty;
     }
-    for (const auto& [id, count] : reply)
-      if (inside(id))
-        adjusted_[static_cast<size_t>(id)] -= s.frequency_penalty * static_cast<float>(count) + s.presence_penalty;
+    for (const auto& [id, count] : reply) {
+      ops::LogitAdjustment* own = of(id);
+      if (own == nullptr) continue;
+      own->repetition = s.repetition_penalty;
+      own->subtract = s.frequency_penalty * static_cast<float>(count) + s.presence_penalty;
+    }
   }
   for (const auto& [id, bias] : s.logit_bias)
-    if (id >= 0 && static_cast<size_t>(id) < limit) adjusted_[static_cast<size_t>(id)] += bias;
+    if (ops::LogitAdjustment* own = of(id)) own->add = bias;
+  for (const auto& [id, own] : by_id) adjustments.push_back(own);
+}
+
+int32_t Sampler::sample(std::span<const float> logits, const SamplingContext& context) {
+  const auto limit = static_cast<size_t>(context.vocabulary_limit);
+  adjusted_.assign(logits.begin(), logits.begin() + static_cast<std::ptrdiff_t>(limit));
+  adjustments_.clear();
+  adjust(context, 0, adjustments_);
+  for (const ops::LogitAdjustment& each : adjustments_) {
+    float& logit = adjusted_[static_cast<size_t>(each.id)];
+    logit = ops::adjusted_logit(logit, each);
+  }
   if (context.request->mask) {
     mask_.assign((limit + 63) / 64, 0);
     context.request->mask(context.generated, mask_);
     for (size_t i = 0; i < limit; ++i)
       if ((mask_[i / 64] >> (i % 64) & 1) == 0) adjusted_[i] = kMinusInfinity;
   }
-}
-
-int32_t Sampler::sample(std::span<const float> logits, const SamplingContext& context) {
-  const SamplingOptions& s = context.request->sampling;
-  adjust(logits, context);
-  const int32_t best = argmax(adjusted_);
-  const float most = adjusted_[static_cast<size_t>(best)];
-  if (!(most > kMinusInfinity)) return context.request->stop_tokens.empty() ? 0 : context.request->stop_tokens.front();
-  if (s.temperature == 0.0f) return best;
-
-  const size_t count = adjusted_.size();
-  const double per_temperature = 1.0 / static_cast<double>(s.temperature);
-  weights_.resize(count);
-  for (size_t i = 0; i < count; ++i) {
-    const double x = (static_cast<double>(adjusted_[i]) - static_cast<double>(most)) * per_temperature;
-    weights_[i] = static_cast<uint64_t>(sampling_exp(x) * 0x1p40);
-  }
-  const uint64_t largest = weights_[static_cast<size_t>(best)];
-  const auto floor_weight =
-      std::max<uint64_t>(1, static_cast<uint64_t>(static_cast<double>(s.min_p) * static_cast<double>(largest)));
-  const bool cut = s.top_k > 0 || s.top_p < 1.0f;
-  uint64_t total = 0;
-  if (cut) {
-    order_.clear();
-    for (size_t i = 0; i < count; ++i)
-      if (weights_[i] >= floor_weight) order_.push_back(static_cast<int32_t>(i));
-    std::sort(order_.begin(), order_.end(), [&](int32_t a, int32_t b) {
-      const uint64_t wa = weights_[static_cast<size_t>(a)], wb = weights_[static_cast<size_t>(b)];
-      return wa != wb ? wa > wb : a < b;
-    });
-    if (s.top_k > 0 && order_.size() > static_cast<size_t>(s.top_k)) order_.resize(static_cast<size_t>(s.top_k));
-    for (const int32_t id : order_) total += weights_[static_cast<size_t>(id)];
-    if (s.top_p < 1.0f) {
-      // The fewest tokens whose weights reach top_p of the total.
-      const auto wanted = static_cast<uint64_t>(std::ceil(static_cast<double>(total) * static_cast<double>(s.top_p)));
-      uint64_t sum = 0;
-      size_t kept = 0;
-      while (kept < order_.size() && (kept == 0 || sum < wanted)) sum += weights_[static_cast<size_t>(order_[kept++])];
-      order_.resize(kept);
-      total = sum;
-    }
-    std::sort(order_.begin(), order_.end());
-  } else {
-    for (size_t i = 0; i < count; ++i)
-      if (weights_[i] >= floor_weight) total += weights_[i];
-  }
-  uint64_t target = static_cast<uint64_t>(static_cast<Wide>(draw(context)) * total >> 64);
-  auto passes = [&](size_t id) {
-    if (weights_[id] > target) return true;
-    target -= weights_[id];
-    return false;
-  };
-  if (cut) {
-    for (const int32_t id : order_)
-      if (passes(static_cast<size_t>(id))) return id;
-  } else {
-    for (size_t i = 0; i < count; ++i)
-      if (weights_[i] >= floor_weight && passes(i)) return static_cast<int32_t>(i);
-  }
-  return best;
+  return ops::sample_row(adjusted_, describe(context), space_);
 }
 
 void Sampler::log_probabilities(std::span<const float> logits, int32_t limit, int k, GeneratedToken& token) {
   const auto row = logits.first(static_cast<size_t>(limit));
-  const auto most = static_cast<double>(row[static_cast<size_t>(argmax(row))]);
+  const auto most = static_cast<double>(row[static_cast<size_t>(ops::largest_logit(row))]);
   double sum = 0;
-  for (const float logit : row) sum += sampling_exp(static_cast<double>(logit) - most);
+  for (const float logit : row) sum += ops::sampling_exp(static_cast<double>(logit) - most);
   const double normaliser = most + sampling_log(sum);
   auto logprob = [&](int32_t id) {
     if (id >= limit) return kMinusInfinity;  // in prompts alone

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/request.h"
+#include "ops/sampling.h"
 
 namespace verbatim::engine {
 
@@ -33,33 +34,36 @@ struct SamplingContext {
   int32_t vocabulary_limit = 0;                // ids at or above are never sampled
 };
 
-// True if the token is the index of the largest logit below the limit: then the device may find it.
-bool is_plain_greedy(const Request& request);
+// True if the logits themselves are not needed, so that the backend may choose the token (Sampler::describe).
+bool may_choose_on_backend(const Request& request);
 
 class Sampler {
  public:
-  // The token. `logits` [V] are not changed. Ties go to the lower id. With a mask that allows nothing, the first id of
-  // request.stop_tokens, or 0.
-  //   Probabilities become 40-bit integers exp(logit / T - max) * 2^40 before top_k, min_p and top_p, which keep the
-  //   most likely tokens (lower id first on ties); a counter-based number picks among them in order of id.
+  // What Ops::sample() is told of a row, with `generated` tokens before it; adjustments (none without penalties or
+  // bias) are appended as those of row `row`.
+  static ops::SampleRow describe(const SamplingContext& context);
+  void adjust(const SamplingContext& context, int32_t row, std::vector<ops::LogitAdjustment>& adjustments);
+
+  // The token, as ops/sampling.h chooses it from the adjusted and masked logits. `logits` [V] are not changed. With a
+  // mask that allows nothing, the first id of request.stop_tokens, or 0.
   int32_t sample(std::span<const float> logits, const SamplingContext& context);
 
   // Fills in log probability of `token` and the `k` most likely ones, from the unadjusted logits.
   void log_probabilities(std::span<const float> logits, int32_t limit, int k, GeneratedToken& token);
 
  private:
-  void adjust(std::span<const float> logits, const SamplingContext& context);
   std::vector<float> adjusted_;
-  std::vector<uint64_t> weights_, mask_;
+  std::vector<uint64_t> mask_;
   std::vector<int32_t> order_;
+  std::vector<ops::LogitAdjustment> adjustments_;
+  ops::SampleSpace space_;
 };
 
 // FNV-1a over the bits of the logits.
 uint64_t hash_logits(std::span<const float> logits);
 
-// exp(x) for x <= 0 in double, relative error below 1e-13, 0 below -700: the same bits everywhere (no libm).
-double sampling_exp(double x);
-// Natural logarithm of a positive normal number, absolute error below 1e-13 * max(1, |ln x|): likewise.
+// Natural logarithm of a positive normal number, absolute error below 1e-13 * max(1, |ln x|): the same bits
+// everywhere (no libm).
 double sampling_log(double x);
 
 }  // namespace verbatim::engine

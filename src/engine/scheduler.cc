@@ -27,7 +27,7 @@ struct Scheduler::Shared {
   uint64_t seed = 0;
   Clock::time_point submitted;
   TokenCounts prompt_counts;
-  bool plain_greedy = false;
+  bool on_backend = false;  // the backend chooses its tokens
   bool cancelled = false;
   bool prompt_done = false;  // some choice has run the whole prompt: the others find it in the tree
 };
@@ -135,7 +135,7 @@ void Scheduler::enqueue(int64_t id, Clock::time_point submitted, Request request
   shared->id = id;
   shared->sink = std::move(sink);
   shared->submitted = submitted;
-  shared->plain_greedy = is_plain_greedy(request);
+  shared->on_backend = may_choose_on_backend(request);
   if (request.sampling.seed) {
     shared->seed = *request.sampling.seed;
   } else {
@@ -396,7 +396,7 @@ void Scheduler::compose() {
   }
 }
 
-bool Scheduler::take_token(Run& run, int32_t greedy_id, std::span<const float> logits) {
+bool Scheduler::take_token(Run& run, int32_t chosen_id, std::span<const float> logits) {
   const Request& request = run.request();
   const std::span<const int32_t> reply = run.reply();
   GeneratedToken token;
@@ -405,7 +405,7 @@ bool Scheduler::take_token(Run& run, int32_t greedy_id, std::span<const float> l
   if (over_budget) {
     token.id = request.reasoning_end_token;
   } else if (logits.empty()) {
-    token.id = greedy_id;
+    token.id = chosen_id;
   } else {
     token.id = sampler_.sample(logits, {&request, run.shared->seed, run.choice, reply, &run.shared->prompt_counts,
                                         model_.sizes().vocabulary_limit});
@@ -451,27 +451,47 @@ void Scheduler::score_prompts() {
   }
 }
 
+// Rows whose tokens the backend chooses, and how. A drafted row has the drafts before it among its tokens.
+void Scheduler::describe_row(const Run& run, int64_t row, std::vector<int32_t>& generated) {
+  const auto before = static_cast<size_t>(row - (run.known_rows - 1));
+  generated.assign(run.reply().begin(), run.reply().end());
+  generated.insert(generated.end(), run.drafts.begin(), run.drafts.begin() + static_cast<std::ptrdiff_t>(before));
+  const SamplingContext context{&run.request(), run.shared->seed,           run.choice,
+                                generated,      &run.shared->prompt_counts, model_.sizes().vocabulary_limit};
+  sampler_.adjust(context, static_cast<int32_t>(how_.size()), adjustments_);
+  how_.push_back(Sampler::describe(context));
+}
+
 void Scheduler::sample() {
-  std::vector<int32_t> greedy_rows, logit_rows;
+  std::vector<int32_t> backend_rows, logit_rows, generated;
+  how_.clear();
+  adjustments_.clear();
+  bool all_greedy = true;
   for (Run* run : step_runs_) {
     if (run->sequence->length() + run->known_rows < run->known() || run->request().max_tokens == 0) continue;
-    auto& rows = run->shared->plain_greedy ? greedy_rows : logit_rows;
-    for (int64_t row = run->known_rows - 1; row < run->span.rows; ++row)
+    const bool on_backend = run->shared->on_backend;
+    auto& rows = on_backend ? backend_rows : logit_rows;
+    for (int64_t row = run->known_rows - 1; row < run->span.rows; ++row) {
       rows.push_back(static_cast<int32_t>(run->span.first_row + row));
+      if (!on_backend) continue;
+      describe_row(*run, row, generated);
+      all_greedy = all_greedy && how_.back().temperature == 0.0f;
+    }
   }
   const auto start = Clock::now();
   // Copied: a model may give both from one buffer.
-  std::vector<int32_t> greedy;
-  if (!greedy_rows.empty()) {
-    const auto ids = model_.greedy(greedy_rows);
-    greedy.assign(ids.begin(), ids.end());
+  std::vector<int32_t> chosen;
+  if (!backend_rows.empty()) {
+    const auto ids = all_greedy && adjustments_.empty() ? model_.greedy(backend_rows)
+                                                        : model_.sample(backend_rows, how_, adjustments_);
+    chosen.assign(ids.begin(), ids.end());
   }
   const std::span<const float> logits = logit_rows.empty() ? std::span<const float>() : model_.logits(logit_rows);
   stats_.model_s += std::chrono::duration<double>(Clock::now() - start).count();
 
   const auto sampling = Clock::now();
   const auto vocabulary = static_cast<size_t>(model_.sizes().vocabulary);
-  size_t next_greedy = 0, next_logits = 0;
+  size_t next_chosen = 0, next_logits = 0;
   for (Run* run : step_runs_) {
     run->accepted_rows = run->known_rows;
     if (run->sequence->length() + run->known_rows == run->known()) {
@@ -483,13 +503,13 @@ void Scheduler::sample() {
       }
       const size_t drafts = run->drafts.size();
       for (size_t i = 0; i <= drafts; ++i) {
-        const bool goes_on = run->shared->plain_greedy
-                                 ? take_token(*run, greedy[next_greedy + i], {})
+        const bool goes_on = run->shared->on_backend
+                                 ? take_token(*run, chosen[next_chosen + i], {})
                                  : take_token(*run, -1, logits.subspan((next_logits + i) * vocabulary, vocabulary));
         if (!goes_on || i == drafts || run->tokens.back() != run->drafts[i]) break;
         ++run->accepted_rows;
       }
-      (run->shared->plain_greedy ? next_greedy : next_logits) += drafts + 1;
+      (run->shared->on_backend ? next_chosen : next_logits) += drafts + 1;
       const int64_t accepted = run->accepted_rows - run->known_rows;
       run->summary.drafted_tokens += std::ssize(run->drafts);
       run->summary.accepted_tokens += accepted;

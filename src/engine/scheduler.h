@@ -84,9 +84,10 @@ class Scheduler {
   void compose();
   void add_span(Run& run, int64_t rows, std::vector<int32_t> drafts);
   void score_prompts();
+  void describe_row(const Run& run, int64_t row, std::vector<int32_t>& generated);
   void sample();
   // False once the reply is finished.
-  bool take_token(Run& run, int32_t greedy_id, std::span<const float> logits);
+  bool take_token(Run& run, int32_t chosen_id, std::span<const float> logits);
   void advance_next_n();
   void take_snapshots();
   void draft();
@@ -111,6 +112,8 @@ class Scheduler {
   std::vector<int32_t> step_ids_;
   std::vector<Run*> step_runs_;  // of spans_
   std::vector<uint64_t> allowed_;
+  std::vector<ops::SampleRow> how_;  // of rows whose tokens the backend chooses in this step
+  std::vector<ops::LogitAdjustment> adjustments_;
   int64_t next_request_ = 1, next_order_ = 0;
   SchedulerStats stats_;
 };

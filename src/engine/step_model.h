@@ -33,6 +33,10 @@ class StepModel {
   virtual std::span<const float> logits(std::span<const int32_t> rows) = 0;
   // The largest logit's index below the limit, for each of those rows.
   virtual std::span<const int32_t> greedy(std::span<const int32_t> rows) = 0;
+  // The token of each of those rows as Ops::sample() chooses it; adjustments in order of rows. Here from logits(), on
+  // the host.
+  virtual std::span<const int32_t> sample(std::span<const int32_t> rows, std::span<const ops::SampleRow> how,
+                                          std::span<const ops::LogitAdjustment> adjustments);
 
   // Next-n rows: span i covers positions whose following tokens are next_ids[first_row ...]; their hidden vectors are
   // rows hidden_rows[...] of the last forward.
@@ -51,6 +55,11 @@ class StepModel {
   virtual std::shared_ptr<const state::Snapshot> save(const ops::Span& advance, int32_t hidden_row) = 0;
   // Puts it into a slot; the sequence then stands at `position`.
   virtual void restore(const state::Snapshot& snapshot, int32_t slot, int64_t position) = 0;
+
+ private:
+  std::vector<float> row_;
+  std::vector<int32_t> sampled_;
+  ops::SampleSpace space_;
 };
 
 }  // namespace verbatim::engine

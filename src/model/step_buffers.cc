@@ -1,5 +1,7 @@
 #include "model/step_buffers.h"
 
+#include <algorithm>
+
 namespace verbatim::model {
 
 namespace {
@@ -7,11 +9,13 @@ namespace {
 size_t floats(int64_t count) { return static_cast<size_t>(count) * sizeof(float); }
 constexpr size_t kGreedyBytes = sizeof(int32_t) * kHeadRows;
 
+int64_t gathered_width(const Config& config) { return std::max(config.hidden, index_shape(config).budget_pools()); }
+
 }  // namespace
 
 StepBuffers::StepBuffers(ops::Ops& ops, const Config& config, int64_t rows, int64_t sequences)
     : pass(ops, config, rows),
-      gathered(ops, floats(rows * config.hidden)),
+      gathered(ops, floats(rows * gathered_width(config))),
       chain(ops, floats(sequences * config.hidden)),
       resumed_hidden(ops, floats(sequences * config.hidden)),
       logits(ops, floats(kHeadRows * config.vocabulary)),
@@ -22,8 +26,9 @@ StepBuffers::StepBuffers(ops::Ops& ops, const Config& config, int64_t rows, int6
 int64_t StepBuffers::bytes(const Config& config, int64_t rows, int64_t sequences) {
   const int64_t workspaces = config.next_n_layers > 0 ? 2 : 1;
   return workspaces * Workspace::bytes(config, rows) +
-         static_cast<int64_t>(floats((rows + 2 * sequences) * config.hidden + kHeadRows * config.vocabulary) +
-                              kGreedyBytes);
+         static_cast<int64_t>(
+             floats(rows * gathered_width(config) + 2 * sequences * config.hidden + kHeadRows * config.vocabulary) +
+             kGreedyBytes);
 }
 
 int64_t StepBuffers::allocated_bytes() const {

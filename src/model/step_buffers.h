@@ -21,11 +21,11 @@ class StepBuffers {
 
   Workspace pass;
   std::optional<Workspace> drafting;  // with a next-n layer
-  ops::Buffer gathered;               // [rows, D]: hidden vectors that go to the head or the next-n layer
-  ops::Buffer chain;                  // [sequences, D]: outputs of the next-n layer that drafts continue from
-  ops::Buffer resumed_hidden;         // [sequences, D]: of the token before a slot's resumption
-  ops::Buffer logits;                 // [kHeadRows, V]
-  ops::Buffer greedy_ids;             // [kHeadRows]
+  ops::Buffer gathered;  // [rows, D]: hidden vectors that go to the head or the next-n layer; also pools on their way
+  ops::Buffer chain;     // [sequences, D]: outputs of the next-n layer that drafts continue from
+  ops::Buffer resumed_hidden;  // [sequences, D]: of the token before a slot's resumption
+  ops::Buffer logits;          // [kHeadRows, V]
+  ops::Buffer greedy_ids;      // [kHeadRows]
 };
 
 }  // namespace verbatim::model

@@ -35,6 +35,8 @@
 #include <optional>
 #include <span>
 
+#include "ops/sampling.h"
+
 namespace verbatim {
 class ThreadPool;
 }
@@ -336,6 +338,10 @@ class Ops {
 
   // ids[r] = index of the largest of logits[r, 0 .. limit): lower index on a tie; NaN never wins.
   virtual void argmax(const float* logits, int64_t rows, int64_t stride, int64_t limit, int32_t* ids) = 0;
+  // ids[r] = the token that how[r] chooses from logits[r, 0 .. limit) (sampling.h). `how` [rows] and `adjustments` (of
+  // ids below the limit) are host memory; the logits are left in any state. Not inside step().
+  virtual void sample(float* logits, int64_t rows, int64_t stride, int64_t limit, std::span<const SampleRow> how,
+                      std::span<const LogitAdjustment> adjustments, int32_t* ids);
 };
 
 // Instruction sets of the CPU backend; all give the same bits.

@@ -84,6 +84,10 @@ class OpsProxy : public Ops {
   void argmax(const float* logits, int64_t rows, int64_t stride, int64_t limit, int32_t* ids) override {
     inner_.argmax(logits, rows, stride, limit, ids);
   }
+  void sample(float* logits, int64_t rows, int64_t stride, int64_t limit, std::span<const SampleRow> how,
+              std::span<const LogitAdjustment> adjustments, int32_t* ids) override {
+    inner_.sample(logits, rows, stride, limit, how, adjustments, ids);
+  }
 
  protected:
   Ops& inner_;

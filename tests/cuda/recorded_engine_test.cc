@@ -5,6 +5,7 @@
 #include "engine/scheduler.h"
 #include "ops/cuda_backend.h"
 #include "ops/devices.h"
+#include "tests/engine/mix_check.h"
 #include "tests/model/ops_proxy.h"
 #include "tests/model/tiny_models.h"
 
@@ -50,6 +51,13 @@ TEST(RecordedEngine, GivesTheRepliesOfStepsLaunchedAnew) {
     EXPECT_EQ(replies(*device, loaded.model, drafts), want) << drafts << " drafts";
     EXPECT_EQ(replies(*device, loaded.model, drafts), want) << drafts << " drafts, again";
   }
+}
+
+// Every mix of requests equals its requests alone, as shipped: weights and states in device memory, steps recorded.
+TEST(RecordedEngine, EveryReplyOfEveryMixIsThatOfItsRequestAlone) {
+  if (ops::cuda_devices().empty()) GTEST_SKIP() << "this machine has no CUDA device";
+  const auto device = ops::make_cuda_ops({.records_steps = true});
+  check_mixes(Models(device.get()), VERBATIM_MIXES, device.get());
 }
 
 }  // namespace

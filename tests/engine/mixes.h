@@ -6,6 +6,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -102,6 +103,8 @@ inline Request random_request(Random& random, uint64_t text) {
     };
   if (random.chance(8)) request.prompt_logprobs = static_cast<int>(random.below(3));
   if (random.chance(6)) request.stop = [](std::span<const int32_t> generated) { return generated.back() % 50 == 3; };
+  // Then no logits are needed, and a backend may choose the tokens.
+  if (random.chance(3)) request.hash_logits = false;
   return request;
 }
 
@@ -137,11 +140,12 @@ inline Mix random_mix(uint64_t seed) {
 
 enum class Forced { kNo, kRight, kWrong };
 
-// Runs the mix; replies[i][choice].
+// Runs the mix; replies[i][choice]. On `device`, which keeps the model's weights, or else on the backend under test.
 inline std::vector<std::vector<Reply>> run_mix(const Mix& mix, const model::Model& model, DraftSource drafts,
-                                               SchedulerStats* stats = nullptr) {
-  model::Cpu cpu(mix.threads);
-  BackendModel backend(*cpu.ops, model, mix.model);
+                                               SchedulerStats* stats = nullptr, ops::Ops* device = nullptr) {
+  std::optional<model::Cpu> cpu;
+  if (device == nullptr) cpu.emplace(mix.threads);
+  BackendModel backend(device == nullptr ? *cpu->ops : *device, model, mix.model);
   SchedulerOptions options = mix.scheduler;
   options.draft_source = std::move(drafts);
   Scheduler scheduler(backend, options);
@@ -191,7 +195,8 @@ inline std::vector<std::vector<Reply>> run_mix(const Mix& mix, const model::Mode
 }
 
 // Each request alone: one at a time in a fresh engine, no drafts, no cache.
-inline std::vector<std::vector<Reply>> run_alone(const Mix& mix, const model::Model& model) {
+inline std::vector<std::vector<Reply>> run_alone(const Mix& mix, const model::Model& model,
+                                                 ops::Ops* device = nullptr) {
   std::vector<std::vector<Reply>> replies;
   for (const Request& request : mix.requests) {
     Mix alone;
@@ -204,7 +209,7 @@ inline std::vector<std::vector<Reply>> run_alone(const Mix& mix, const model::Mo
     alone.requests = {request};
     alone.submit_at = {0};
     alone.cancel_at = {-1};
-    replies.push_back(run_mix(alone, model, {}).front());
+    replies.push_back(run_mix(alone, model, {}, nullptr, device).front());
   }
   return replies;
 }

@@ -30,10 +30,10 @@ struct Case {
 };
 
 TEST(SamplingMath, AgreesWithLibm) {
-  for (double x = 0; x > -700; x -= 0.37) EXPECT_NEAR(sampling_exp(x) / std::exp(x), 1.0, 1e-13) << x;
-  EXPECT_EQ(sampling_exp(-701), 0.0);
-  EXPECT_EQ(sampling_exp(-std::numeric_limits<double>::infinity()), 0.0);
-  EXPECT_EQ(sampling_exp(std::numeric_limits<double>::quiet_NaN()), 0.0);
+  for (double x = 0; x > -700; x -= 0.37) EXPECT_NEAR(ops::sampling_exp(x) / std::exp(x), 1.0, 1e-13) << x;
+  EXPECT_EQ(ops::sampling_exp(-701), 0.0);
+  EXPECT_EQ(ops::sampling_exp(-std::numeric_limits<double>::infinity()), 0.0);
+  EXPECT_EQ(ops::sampling_exp(std::numeric_limits<double>::quiet_NaN()), 0.0);
   for (double x = 1e-300; x < 1e300; x *= 1.7)
     EXPECT_NEAR(sampling_log(x), std::log(x), 1e-13 * std::max(1.0, std::fabs(std::log(x)))) << x;
 }

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/error.h"
+#include "ops/cuda/sampling.h"
 
 namespace verbatim::ops {
 
@@ -360,6 +362,32 @@ void CudaOps::argmax(const float* logits, int64_t rows, int64_t stride, int64_t 
   finish_leave();
   void* working = scratch_.take(argmax_working_bytes(rows), stream_);
   check(cuda::argmax(stream_.get(), logits, rows, stride, limit, working, ids), "argmax");
+}
+
+void CudaOps::sample(float* logits, int64_t rows, int64_t stride, int64_t limit, std::span<const SampleRow> how,
+                     std::span<const LogitAdjustment> adjustments, int32_t* ids) {
+  finish_leave();
+  if (recording_) fail(ErrorKind::kUsage, "sample", "inside a step; expected a call behind it");
+  if (rows == 0) return;
+  if (limit > kMostSampledIds) {
+    Ops::sample(logits, rows, stride, limit, how, adjustments, ids);
+    return;
+  }
+  SampleProblem p;
+  p.logits = logits;
+  p.rows = rows;
+  p.stride = stride;
+  p.limit = limit;
+  std::vector<std::byte> arguments(how.size_bytes() + adjustments.size_bytes());
+  std::memcpy(arguments.data(), how.data(), how.size_bytes());
+  if (!adjustments.empty())
+    std::memcpy(arguments.data() + how.size_bytes(), adjustments.data(), adjustments.size_bytes());
+  const auto* there = static_cast<const std::byte*>(arguments_.put(arguments.data(), arguments.size()));
+  p.how = reinterpret_cast<const SampleRow*>(there);
+  p.adjustments = reinterpret_cast<const LogitAdjustment*>(there + how.size_bytes());
+  p.adjustment_count = std::ssize(adjustments);
+  p.ids = ids;
+  check(cuda::sample(stream_.get(), p, scratch_.take(sample_working_bytes(rows, limit), stream_)), "sample");
 }
 
 }  // namespace cuda

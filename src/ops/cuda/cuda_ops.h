@@ -63,6 +63,8 @@ class CudaOps final : public Ops {
   void route(const float* logits, const float* bias, int64_t rows, int64_t experts, int64_t top, float scale,
              int32_t* chosen, float* weights) override;
   void argmax(const float* logits, int64_t rows, int64_t stride, int64_t limit, int32_t* ids) override;
+  void sample(float* logits, int64_t rows, int64_t stride, int64_t limit, std::span<const SampleRow> how,
+              std::span<const LogitAdjustment> adjustments, int32_t* ids) override;
 
   // cuda_products.cc
   void matmul(const Matrix& w, const float* x, int64_t x_stride, int64_t rows, int parts, float* y,
