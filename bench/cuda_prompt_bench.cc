@@ -88,6 +88,7 @@ class Bench {
     for (float& value : values) value = static_cast<float>(numbers() % 65536) / 32768.0f - 1.0f;
     auto* to = take(count * 4);
     check(cudaMemcpy(to, values.data(), values.size() * 4, cudaMemcpyHostToDevice), "cudaMemcpy");
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // the stream of kernels does not wait for copies
     return reinterpret_cast<const float*>(to);
   }
   uint8_t* take(int64_t bytes) {
@@ -138,6 +139,7 @@ bool product(Bench& bench, WeightForm form, int64_t outputs, int64_t columns, in
   p.raw = reinterpret_cast<float*>(bench.take(parts * rows * outputs * 4));
   old.raw = reinterpret_cast<float*>(bench.take(parts * rows * outputs * 4));
   check(cudaMemset(p.raw, 0xff, static_cast<size_t>(parts * rows * outputs * 4)), "cudaMemset");
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   const Timing now = bench.time([&] { check(warpgroup_products(bench.stream(), &p, 1), "warpgroup_products"); });
   check(packed_tile_products(bench.stream(), &old, 1), "packed_tile_products");
   bench.synchronise();
@@ -200,18 +202,21 @@ bool experts(Bench& bench, int64_t count, int64_t width, int64_t inner, std::spa
     p.y = reinterpret_cast<float*>(bench.take(rows * width * 4));
     old.y = reinterpret_cast<float*>(bench.take(rows * width * 4));
     check(cudaMemset(p.y, 0xff, static_cast<size_t>(rows * width * 4)), "cudaMemset");
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     const int64_t bytes = ExpertsScratch::bytes(p), old_bytes = ExpertsScratch::bytes(old);
     DeviceMemory memory(std::max(bytes, old_bytes));
     const ExpertsScratch scratch(p, memory.data()), old_scratch(old, memory.data());
     const Timing now = bench.time([&] { check(warpgroup_experts(bench.stream(), p, scratch), "warpgroup_experts"); });
+    const Timing placed = bench.time([&] { check(place_experts(bench.stream(), p, scratch), "place_experts"); });
     check(cuda::experts(bench.stream(), old, old_scratch), "experts");
     bench.synchronise();
     const int64_t wrong = different(read_back(p.y, rows * width), read_back(old.y, rows * width));
     const double flop = 2.0 * 3 * static_cast<double>(rows * (kTop + 1) * width * inner);
     fmt::print(
-        "{} experts, {:5} rows, {} parts: {:7.3f} ms (slowest {:7.3f}) {:6.1f} TFLOP/s; {:.0f} MB of {:.0f}; {}\n",
-        count, rows, parts, now.median_ms, now.slowest_ms, flop / now.median_ms / 1e9, static_cast<double>(bytes) / 1e6,
-        static_cast<double>(old_bytes) / 1e6,
+        "{} experts, {:5} rows, {} parts: {:7.3f} ms (slowest {:7.3f}) {:6.1f} TFLOP/s; places {:.3f} ms; {:.0f} MB of "
+        "{:.0f}; {}\n",
+        count, rows, parts, now.median_ms, now.slowest_ms, flop / now.median_ms / 1e9, placed.median_ms,
+        static_cast<double>(bytes) / 1e6, static_cast<double>(old_bytes) / 1e6,
         wrong == 0 ? "same bits" : fmt::format("{} of {} DIFFER", wrong, rows * width));
     right = right && wrong == 0;
   }

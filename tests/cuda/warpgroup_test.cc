@@ -26,12 +26,14 @@ class Warpgroup : public testing::Test {
     held_.emplace_back(static_cast<int64_t>(values.size() * sizeof(T)));
     check(cudaMemcpy(held_.back().data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
           "cudaMemcpy");
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // the stream of kernels does not wait for copies
     return reinterpret_cast<T*>(held_.back().data());
   }
   // Filled with NaN that no kernel writes.
   float* floats(int64_t count) {
     held_.emplace_back(count * 4);
     check(cudaMemset(held_.back().data(), 0xff, static_cast<size_t>(count) * 4), "cudaMemset");
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     return reinterpret_cast<float*>(held_.back().data());
   }
   std::vector<uint32_t> bits(const float* from, int64_t count) {
@@ -195,6 +197,7 @@ TEST_F(Warpgroup, ExpertsHaveTheBitsOfMmaSync) {
     const DeviceMemory memory(ExpertsScratch::bytes(p)), other_memory(ExpertsScratch::bytes(other));
     check(cudaMemset(memory.data(), 0x7f, static_cast<size_t>(memory.bytes())), "cudaMemset");
     check(cudaMemset(other_memory.data(), 0x7f, static_cast<size_t>(other_memory.bytes())), "cudaMemset");
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     ASSERT_FALSE(experts_have_few_rows(p));
     check(experts(stream_.get(), p, ExpertsScratch(p, memory.data())), "experts");
     check(warpgroup_experts(stream_.get(), other, ExpertsScratch(other, other_memory.data())), "warpgroup_experts");

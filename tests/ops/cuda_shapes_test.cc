@@ -8,6 +8,7 @@
 #include "model/config.h"
 #include "model/synth.h"
 #include "ops/cuda/shapes.h"
+#include "ops/cuda/working.h"
 
 namespace verbatim::ops::cuda {
 namespace {
@@ -47,6 +48,27 @@ TEST(CudaShapes, SharedMemoryFitsEveryArchitecture) {
         EXPECT_LE(kernel.shared_bytes + kStaticBytes, architecture.shared_bytes)
             << kernel.name << " on " << architecture.name;
       }
+}
+
+// A prompt of 8,192 rows goes through each operator of the released model whole, within the bounds of working memory.
+TEST(CudaShapes, WorkingMemoryHoldsAPromptWhole) {
+  const model::Config c = model::parse_config(
+      model::synth_config({.size = model::SynthSize::kReleased, .layers = 4, .experts = 288}), "released");
+  constexpr int64_t kRows = 8192;
+  ExpertsShape e = {c.experts, c.experts_per_token, c.hidden, c.expert_intermediate, c.hidden, true, 1};
+  const auto bytes = [&](int64_t rows) { return warpgroup_experts_bytes(e, rows); };
+  EXPECT_EQ(experts_block_rows(kRows, bytes), kRows);
+  EXPECT_EQ(experts_working_bytes(e, kRows), bytes(kRows));
+  // Of which sums of down, and hidden rows.
+  EXPECT_GT(bytes(kRows), kRows * (c.experts_per_token + 1) * (4 * c.hidden + 2 * c.expert_intermediate));
+  for (const int64_t columns : {c.hidden, c.linear_width(), c.heads * c.value_width, c.dense_intermediate})
+    EXPECT_GE(product_block_rows(2 * columns), kRows);
+  EXPECT_EQ(product_working_bytes(kRows, c.vocabulary, c.hidden, 1, 1), 2 * kRows * c.hidden);
+  // Sums of eight parts are cut.
+  e.parts = 8;
+  EXPECT_LT(experts_block_rows(kRows, bytes), kRows);
+  EXPECT_LE(experts_working_bytes(e, kRows), kExpertsWorkingBytes);
+  EXPECT_EQ(product_block_rows(int64_t{1} << 40), 64);
 }
 
 // No architecture but one has wgmma: its instructions stand in one file, which only files named for sm_90a read.

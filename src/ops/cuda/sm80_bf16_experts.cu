@@ -38,17 +38,38 @@ __device__ float part_scale(const ExpertsProblem& p, const Weights& w) {
 }
 
 // ---- places ---------------------------------------------------------------------------------------------------------
-__global__ void count_kernel(ExpertsProblem p, ExpertsScratch s) {
-  __shared__ int32_t warps[kThreads / 32];
+constexpr int kPlaceThreads = 1024, kPlacePairs = 8;  // of a thread at a time
+
+// How many of pairs first .. first + kPlacePairs - 1 chose the expert: bit j for pair first + j.
+__device__ uint32_t chosen_pairs(const ExpertsProblem& p, int64_t first, int32_t expert) {
+  const int64_t pairs = p.rows * p.top;
+  uint32_t mine = 0;
+  if (first + kPlacePairs <= pairs && reinterpret_cast<uintptr_t>(p.chosen) % 16 == 0) {
+    const auto* from = reinterpret_cast<const int4*>(p.chosen + first);
+#pragma unroll
+    for (int j = 0; j < kPlacePairs / 4; ++j) {
+      const int4 four = from[j];
+      mine |= ((four.x == expert) | (four.y == expert) << 1 | (four.z == expert) << 2 | (four.w == expert) << 3)
+              << 4 * j;
+    }
+    return mine;
+  }
+  for (int j = 0; j < kPlacePairs && first + j < pairs; ++j) mine |= (p.chosen[first + j] == expert ? 1u : 0u) << j;
+  return mine;
+}
+
+__global__ void __launch_bounds__(kPlaceThreads) count_kernel(ExpertsProblem p, ExpertsScratch s) {
+  __shared__ int32_t warps[kPlaceThreads / 32];
+  const auto thread = static_cast<int>(threadIdx.x);
   int32_t own = 0;
-  for (int64_t i = threadIdx.x; i < p.rows * p.top; i += kThreads)
-    own += p.chosen[i] == static_cast<int32_t>(blockIdx.x) ? 1 : 0;
+  for (int64_t i = int64_t{thread} * kPlacePairs; i < p.rows * p.top; i += kPlaceThreads * kPlacePairs)
+    own += __popc(chosen_pairs(p, i, static_cast<int32_t>(blockIdx.x)));
   own = __reduce_add_sync(0xffffffffu, own);
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = own;
+  if (thread % 32 == 0) warps[thread / 32] = own;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    for (int warp = 1; warp < kThreads / 32; ++warp) own += warps[warp];
-    s.count[blockIdx.x] = own;
+  if (thread < 32) {
+    own = __reduce_add_sync(0xffffffffu, warps[thread]);
+    if (thread == 0) s.count[blockIdx.x] = own;
   }
 }
 
@@ -74,33 +95,38 @@ __global__ void first_kernel(ExpertsProblem p, ExpertsScratch s, int columns) {
   }
 }
 
-__global__ void place_kernel(ExpertsProblem p, ExpertsScratch s) {
+// Ascending inside an expert: thread after thread takes pairs next to each other.
+__global__ void __launch_bounds__(kPlaceThreads) place_kernel(ExpertsProblem p, ExpertsScratch s) {
   const auto expert = static_cast<int32_t>(blockIdx.x);
+  const auto thread = static_cast<int>(threadIdx.x);
   if (expert == p.experts) {
-    for (int64_t r = threadIdx.x; r < p.rows; r += kThreads) {
+    for (int64_t r = thread; r < p.rows; r += kPlaceThreads) {
       s.source[p.rows * p.top + r] = static_cast<int32_t>(r);
       s.owner[p.rows * p.top + r] = expert;
     }
     return;
   }
-  __shared__ int32_t warps[kThreads / 32];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  __shared__ int32_t warps[kPlaceThreads / 32];
+  const int warp = thread / 32, lane = thread % 32;
   int32_t next = s.first[expert];
-  for (int64_t begin = 0; begin < p.rows * p.top; begin += kThreads) {
-    const int64_t i = begin + threadIdx.x;
-    const bool mine = i < p.rows * p.top && p.chosen[i] == expert;
-    const uint32_t votes = __ballot_sync(0xffffffffu, mine);
-    if (lane == 0) warps[warp] = __popc(votes);
-    __syncthreads();
-    int32_t before = 0, total = 0;
-    for (int w = 0; w < kThreads / 32; ++w) {
-      before += w < warp ? warps[w] : 0;
-      total += warps[w];
+  for (int64_t begin = 0; begin < p.rows * p.top; begin += kPlaceThreads * kPlacePairs) {
+    const int64_t first = begin + int64_t{thread} * kPlacePairs;
+    const uint32_t mine = chosen_pairs(p, first, expert);
+    int32_t up_to = __popc(mine);
+    for (int step = 1; step < 32; step *= 2) {
+      const int32_t other = __shfl_up_sync(0xffffffffu, up_to, step);
+      if (lane >= step) up_to += other;
     }
-    if (mine) {
-      const int32_t at = next + before + __popc(votes & ((1u << lane) - 1));
-      s.place[i] = at;
-      s.source[at] = static_cast<int32_t>(i / p.top);
+    if (lane == 31) warps[warp] = up_to;
+    __syncthreads();
+    const int32_t of_warp = warps[lane];
+    const int32_t before = __reduce_add_sync(0xffffffffu, lane < warp ? of_warp : 0);
+    const int32_t total = __reduce_add_sync(0xffffffffu, of_warp);
+    int32_t at = next + before + up_to - __popc(mine);
+    for (uint32_t left = mine; left != 0; left &= left - 1, ++at) {
+      const int64_t pair = first + __ffs(static_cast<int>(left)) - 1;
+      s.place[pair] = at;
+      s.source[at] = static_cast<int32_t>(pair / p.top);
       s.owner[at] = expert;
     }
     next += total;
@@ -385,9 +411,9 @@ ExpertsScratch::ExpertsScratch(const ExpertsProblem& problem, void* base) {
 }
 
 cudaError_t place_experts(cudaStream_t stream, const ExpertsProblem& p, const ExpertsScratch& s) {
-  if (p.experts > 0) count_kernel<<<static_cast<unsigned>(p.experts), kThreads, 0, stream>>>(p, s);
+  if (p.experts > 0) count_kernel<<<static_cast<unsigned>(p.experts), kPlaceThreads, 0, stream>>>(p, s);
   first_kernel<<<1, kThreads, 0, stream>>>(p, s, tile_columns(p));
-  place_kernel<<<static_cast<unsigned>(p.experts + (p.has_shared ? 1 : 0)), kThreads, 0, stream>>>(p, s);
+  place_kernel<<<static_cast<unsigned>(p.experts + (p.has_shared ? 1 : 0)), kPlaceThreads, 0, stream>>>(p, s);
   return cudaGetLastError();
 }
 
