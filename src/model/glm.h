@@ -131,8 +131,8 @@ void pack_next_n_experts(Model& model, const checkpoint::Checkpoint& checkpoint,
 int64_t weight_bytes_per_token(const Model& model);
 
 // ---- state --------------------------------------------------------------------------------------------------------
-// Bytes of what is kept, for one rank's share of the heads (rank_share below). `cache_element_bytes` is 4 on the CPU,
-// 2 on CUDA: latents, pool keys, tails and convolution inputs; S, rows since S and decays are float32 everywhere.
+// Bytes of what is kept, for one rank's share of the heads (rank_share below). `cache_element_bytes`, of latents and
+// pool keys, is 4 on the CPU and 2 on CUDA; all else is float32 everywhere.
 struct StateSizes {
   int64_t sequence_bytes = 0;  // recurrent state of one sequence, all layers, the next-n layer's tails included
   int64_t page_bytes = 0;      // kPageTokens tokens in all sparse layers, the next-n layer included

@@ -24,8 +24,8 @@ StateSizes state_sizes(const Config& c, int64_t cache_element_bytes) {
   const int64_t sparse = c.count(MixerKind::kSparse) + c.next_n_layers;
   const int64_t state = c.linear_heads * c.linear_head_width * c.linear_head_width * kFloat;
   const int64_t rows = ops::kKdaRing * 3 * c.linear_width() * kFloat;
-  const int64_t conv_row = 3 * c.linear_width() * cache_element_bytes;
-  const int64_t tails = index_shape(c).tail_ring() * 2 * c.index_width * cache_element_bytes;
+  const int64_t conv_row = 3 * c.linear_width() * kFloat;
+  const int64_t tails = index_shape(c).tail_ring() * 2 * c.index_width * kFloat;
   StateSizes sizes;
   sizes.sequence_bytes = linear * (state + rows + ops::kConvRing * conv_row) + sparse * tails;
   sizes.page_bytes =

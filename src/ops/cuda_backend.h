@@ -18,9 +18,9 @@ struct CudaOptions {
   bool records_steps = false;  // Ops::step records and replays; else every step is launched anew
 };
 
-// What it holds today, for who divides device memory: an element of latents, pool keys, tails and convolution inputs,
-// and the most that kernels take for themselves.
-inline constexpr int64_t kCudaCacheElementBytes = 4;
+// For who divides device memory: bytes of an element of latents and pool keys (with kSplit3: of a float32), and the most
+// that kernels take for themselves.
+inline constexpr int64_t kCudaCacheElementBytes = 2;
 inline constexpr int64_t kCudaWorkingBytes = int64_t{2} << 30;
 
 // Throws Error(kUnsupported) if this build has no CUDA, the machine no such device, or the device is older than what

@@ -24,6 +24,16 @@
 // whose three results are added left to right); a slice is one accumulation chain from 0, k ascending 16 at a time from
 // the slice's start; FP8 slices end at multiples of 128 columns of the whole matrix, and the grid scale multiplies each
 // slice's sum. Matrices of float32 are multiplied as on the CPU.
+// Where caches are bfloat16 (as CUDA ships) the matrix units also take, k ascending 16 at a time:
+//  select_pools      pool keys are rounded when stored; a dot is one chain from 0 over q's three terms, the smallest
+//                    first; of the heads, lane l of 4 takes 2l, 2l+1, 8+2l, 8+2l+1, ... by fused multiply-add from 0,
+//                    then (0+1)+(2+3).
+//  sparse_attention  latents are rounded when stored, q when read; scores in slices of 256, one chain each; weights are
+//                    rounded before their sum (dot16) is taken; a group's product with the latents is one chain from 0
+//                    over its 64 tokens, of which absent ones weigh 0. Groups are merged in float32 as stated.
+//  absorb            q and attended are rounded; slices of 256, one chain each, added left to right in both products.
+// Latents wider than 512, index keys wider than 128, more than 32 index heads and a kv_b not stored in plain BF16 are
+// computed as on the CPU, from the cached values.
 // exp, sigmoid, log are the backend's own (error bounds in docs/numerics.md), the same for every instruction set.
 // Ties of every selection go to the lower index.
 #pragma once
@@ -164,11 +174,12 @@ struct IndexShape {
   int64_t tail_ring() const { return pool + kWindowRows; }
 };
 
-// Caches of one sparse-attention layer. A page p holds latents [kPageTokens, R] at latents + p * kPageTokens * R and
-// pool keys [kPageTokens / pool, index width] at pools + p * (kPageTokens / pool) * width.
+// Caches of one sparse-attention layer. Elements of `latents` and `pools` are float32, or bfloat16 where
+// Ops::cache_element_bytes() is 2. A page p holds latents [kPageTokens, R] from element p * kPageTokens * R on, and pool
+// keys [kPageTokens / pool, index width] from element p * (kPageTokens / pool) * width on.
 struct LatentCache {
-  float* latents = nullptr;
-  float* pools = nullptr;
+  void* latents = nullptr;
+  void* pools = nullptr;
   float* tail_key = nullptr;   // [slots, tail_ring, index width]: ki of recent tokens
   float* tail_gate = nullptr;  // [slots, tail_ring, index width]: gi of recent tokens
 };
@@ -209,8 +220,8 @@ class Ops {
  public:
   virtual ~Ops() = default;
   virtual const char* name() const = 0;  // "cpu (avx512)"
-  // Bytes of an element of latents, pool keys, tails and convolution inputs in its caches (LatentCache,
-  // KdaState::conv).
+  // Bytes of an element of latents and pool keys in its caches (LatentCache): 4, or 2 for bfloat16. Tails, convolution
+  // inputs and states are float32 everywhere.
   virtual int64_t cache_element_bytes() const { return sizeof(float); }
 
   virtual void* allocate(size_t bytes) = 0;  // zeroed, 64-byte aligned

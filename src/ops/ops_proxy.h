@@ -10,6 +10,7 @@ class OpsProxy : public Ops {
   explicit OpsProxy(Ops& inner) : inner_(inner) {}
 
   const char* name() const override { return inner_.name(); }
+  int64_t cache_element_bytes() const override { return inner_.cache_element_bytes(); }
   void* allocate(size_t bytes) override { return inner_.allocate(bytes); }
   void release(void* data) override { inner_.release(data); }
   void copy_in(void* to, const void* from, size_t bytes) override { inner_.copy_in(to, from, bytes); }

@@ -8,18 +8,19 @@ namespace {
 
 constexpr int64_t kFloat = sizeof(float);
 
-// Hands out consecutive float arrays of one block.
+// Hands out consecutive arrays of one block.
 class Cutter {
  public:
-  explicit Cutter(float* next) : next_(next) {}
-  float* take(int64_t floats) {
-    float* begin = next_;
-    next_ += floats;
+  explicit Cutter(const ops::Buffer& block) : next_(reinterpret_cast<std::byte*>(block.floats())) {}
+  float* take(int64_t floats) { return static_cast<float*>(take(floats, kFloat)); }
+  void* take(int64_t elements, int64_t element_bytes) {
+    std::byte* begin = next_;
+    next_ += elements * element_bytes;
     return begin;
   }
 
  private:
-  float* next_;
+  std::byte* next_;
 };
 
 size_t checked(int64_t count, int64_t bytes, const char* what) {
@@ -34,9 +35,11 @@ size_t checked(int64_t count, int64_t bytes, const char* what) {
 Storage::Storage(ops::Ops& ops, const model::Config& c, int64_t slots, int64_t pages)
     : slots_(slots),
       pages_(pages),
-      slots_block_(ops, checked(slots, model::state_sizes(c, kFloat).sequence_bytes, "sequence slots")),
-      pages_block_(ops, checked(pages, model::state_sizes(c, kFloat).page_bytes, "pages")) {
-  Cutter slot_floats(slots_block_.floats()), page_floats(pages_block_.floats());
+      slots_block_(ops,
+                   checked(slots, model::state_sizes(c, ops.cache_element_bytes()).sequence_bytes, "sequence slots")),
+      pages_block_(ops, checked(pages, model::state_sizes(c, ops.cache_element_bytes()).page_bytes, "pages")) {
+  Cutter slot_floats(slots_block_), page_elements(pages_block_);
+  const int64_t element = ops.cache_element_bytes();
   const int64_t width = c.linear_width();
   for (int64_t layer = 0; layer < c.count(model::MixerKind::kLinear); ++layer) {
     ops::KdaState kda;
@@ -50,8 +53,8 @@ Storage::Storage(ops::Ops& ops, const model::Config& c, int64_t slots, int64_t p
   const ops::IndexShape index = model::index_shape(c);
   for (int64_t layer = 0; layer < c.count(model::MixerKind::kSparse) + c.next_n_layers; ++layer) {
     ops::LatentCache cache;
-    cache.latents = page_floats.take(pages * ops::kPageTokens * c.latent);
-    cache.pools = page_floats.take(pages * (ops::kPageTokens / index.pool) * index.width);
+    cache.latents = page_elements.take(pages * ops::kPageTokens * c.latent, element);
+    cache.pools = page_elements.take(pages * (ops::kPageTokens / index.pool) * index.width, element);
     cache.tail_key = slot_floats.take(slots * index.tail_ring() * index.width);
     cache.tail_gate = slot_floats.take(slots * index.tail_ring() * index.width);
     state_.sparse.push_back(cache);

@@ -20,6 +20,7 @@ class HostOps final : public Ops {
   explicit HostOps(Ops& inner);
 
   const char* name() const override { return inner_.name(); }
+  int64_t cache_element_bytes() const override { return inner_.cache_element_bytes(); }
   void* allocate(size_t bytes) override;
   void release(void* data) override;
   void copy_in(void* to, const void* from, size_t bytes) override;

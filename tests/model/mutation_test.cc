@@ -152,7 +152,8 @@ TEST_F(Mutation, PoolKeysRoundedEarly) {
       for (const ops::Span& span : spans)
         for (int64_t pool = 0; pool < (span.position + span.rows) / shape.pool; ++pool) {
           const int64_t per_page = ops::kPageTokens / shape.pool;
-          float* key = cache.pools + (span.pages[pool / per_page] * per_page + pool % per_page) * shape.width;
+          float* key = static_cast<float*>(cache.pools) +
+                       (span.pages[pool / per_page] * per_page + pool % per_page) * shape.width;
           for (int64_t i = 0; i < shape.width; ++i) key[i] = rounded(key[i]);
         }
     }

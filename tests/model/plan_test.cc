@@ -96,16 +96,16 @@ TEST_F(PlanTest, StateOnCuda) {
   const int64_t state = 34 * N * d * d * 4;
   EXPECT_EQ(state, 136 * 0x100000);
   const int64_t rows = 34 * (16 + 8) * 3 * Nd * 4;    // k, v_new and G of C + 8 rows
-  const int64_t windows = 34 * (3 + 8) * 3 * Nd * 2;  // three inputs, and a window's eight
-  const int64_t tails = 12 * (4 + 8) * 2 * 128 * 2;   // ki and gi of an open pool and a window
+  const int64_t windows = 34 * (3 + 8) * 3 * Nd * 4;  // three inputs, and a window's eight
+  const int64_t tails = 12 * (4 + 8) * 2 * 128 * 4;   // ki and gi of an open pool and a window
   EXPECT_EQ(one.sequence_bytes, state + rows + windows + tails);
   EXPECT_NEAR(static_cast<double>(rows) / 24 / 0x1p20, 3.2, 0.05);
   // 12 layers of 512 latents and a quarter of a 128-wide pool key, two bytes each.
   EXPECT_EQ(one.token_bytes, 12 * (512 + 128 / 4) * 2);
   EXPECT_EQ(one.page_bytes, 64 * one.token_bytes);
-  // S, three convolution inputs, the next-n layer's tail and the hidden vector: "about 141 MiB".
-  EXPECT_EQ(one.snapshot_bytes, state + 34 * 3 * 3 * Nd * 2 + tails / 12 + D * 4);
-  EXPECT_NEAR(static_cast<double>(one.snapshot_bytes) / 0x1p20, 141, 0.5);
+  // S, three convolution inputs, the next-n layer's tail and the hidden vector, all float32.
+  EXPECT_EQ(one.snapshot_bytes, state + 34 * 3 * 3 * Nd * 4 + tails / 12 + D * 4);
+  EXPECT_NEAR(static_cast<double>(one.snapshot_bytes) / 0x1p20, 145.6, 0.1);
   // Two ranks hold half the heads' state each and all latents.
   const Plan two = plan({.ranks = 2});
   EXPECT_EQ(two.sequence_bytes, one.sequence_bytes);

@@ -33,6 +33,10 @@ std::vector<Kernel> kernels() {
           {"linear attention, a row", kda_row_shared_bytes(c.linear_head_width)},
           {"linear attention", kda_shared_bytes(c.linear_head_width)},
           {"attention by groups", attention_group_shared_bytes(c.latent)},
+          {"attention in tiles, a group or 16 heads", attention_tile_shared_bytes(16, 1, c.latent)},
+          {"index scores in tiles", index_tile_shared_bytes(256, c.index_heads, c.index_width)},
+          {"choice of pools", select_shared_bytes(select_held_scores(INT64_MAX))},
+          {"products with kv_b", absorb_shared_bytes(2)},
           {"attention", attention_shared_bytes(8, c.latent)},
           {"index scores", index_score_shared_bytes(c.index_heads, c.index_width)},
           {"hyper-connections", hyper_shared_bytes(c.hidden)}};
@@ -48,6 +52,13 @@ TEST(CudaShapes, SharedMemoryFitsEveryArchitecture) {
         EXPECT_LE(kernel.shared_bytes + kStaticBytes, architecture.shared_bytes)
             << kernel.name << " on " << architecture.name;
       }
+}
+
+// Attention of more heads or groups a block and wider products with kv_b are chosen where a block may have as much.
+TEST(CudaShapes, WhatIsChosenBySharedMemoryFitsTheLargest) {
+  for (const int64_t heads : {16, 32, 64})
+    EXPECT_LE(attention_tile_shared_bytes(heads, 2, 512), kArchitectures[0].shared_bytes) << heads;
+  EXPECT_LE(absorb_shared_bytes(4), kArchitectures[0].shared_bytes);
 }
 
 // A prompt of 8,192 rows goes through each operator of the released model whole, within the bounds of working memory.

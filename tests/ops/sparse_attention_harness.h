@@ -65,7 +65,7 @@ class SparseRunner {
       for (const int32_t page : list) count = std::max(count, page + 1 - first_page);
     const auto slots = static_cast<int64_t>(pages_.size());
     const int64_t ring = slots * p_.shape.tail_ring() * p_.shape.width;
-    // Whatever pages and slots held before must not matter.
+    // Whatever pages and slots held before must not matter; elements of two bytes take half of these floats.
     latents_ = std::make_unique<Device>(ops, random_floats(count * kPageTokens * p_.latent_width, 90));
     pools_ = std::make_unique<Device>(ops, random_floats(count * kPageTokens / p_.shape.pool * p_.shape.width, 91));
     tail_key_ = std::make_unique<Device>(ops, random_floats(ring, 92));
@@ -104,8 +104,9 @@ class SparseRunner {
         // Selections begin as junk: what the operator does not write must not be read.
         chosen(ops_, random_floats(rows * shape.budget_pools(), 94)), counts(ops_, random_floats(rows, 95)),
         out(ops_, random_floats(rows * p_.heads * p_.latent_width, 96));
-    const auto back = [&](const Device& cache, int64_t page_floats) {
-      return reinterpret_cast<float*>(reinterpret_cast<intptr_t>(cache.floats()) - first_page_ * page_floats * 4);
+    const auto back = [&](const Device& cache, int64_t page_elements) {
+      return reinterpret_cast<void*>(reinterpret_cast<intptr_t>(cache.floats()) -
+                                     first_page_ * page_elements * ops_.cache_element_bytes());
     };
     const LatentCache cache{back(*latents_, kPageTokens * p_.latent_width),
                             back(*pools_, kPageTokens / shape.pool * shape.width), tail_key_->floats(),
@@ -126,6 +127,24 @@ class SparseRunner {
       result.pools.emplace_back(begin, begin + sizes[static_cast<size_t>(r)]);
     }
     return result;
+  }
+
+  // Pool keys of slot 0's pages as they are cached, the complete ones of `tokens` tokens.
+  Floats pool_keys(int64_t tokens) const {
+    const int64_t page_pools = kPageTokens / p_.shape.pool, width = p_.shape.width;
+    const Floats all = pools_->read();
+    Floats keys;
+    for (int64_t i = 0; i < tokens / p_.shape.pool * width; ++i) {
+      const int64_t pool = i / width, page = pages_[0][static_cast<size_t>(pool / page_pools)] - first_page_;
+      const auto at = static_cast<size_t>((page * page_pools + pool % page_pools) * width + i % width);
+      if (ops_.cache_element_bytes() == 4) {
+        keys.push_back(all[at]);
+      } else {
+        const auto bits = std::bit_cast<uint32_t>(all[at / 2]);
+        keys.push_back(std::bit_cast<float>(at % 2 == 0 ? bits << 16 : bits & 0xffff0000u));
+      }
+    }
+    return keys;
   }
 
  private:

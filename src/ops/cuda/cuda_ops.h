@@ -27,6 +27,9 @@ class CudaOps final : public Ops {
   ~CudaOps() override;
 
   const char* name() const override;
+  int64_t cache_element_bytes() const override {
+    return activations_ == Activations::kSplit3 ? static_cast<int64_t>(sizeof(float)) : kCudaCacheElementBytes;
+  }
   void* allocate(size_t bytes) override;
   void release(void* data) override;
   void copy_in(void* to, const void* from, size_t bytes) override;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ops/cuda/attention.h"
 #include "ops/cuda/cuda_ops.h"
 
 namespace verbatim::ops::cuda {
@@ -90,45 +91,64 @@ void CudaOps::append_latents(const IndexShape& shape, int64_t latent_width, cons
                              const LatentCache& cache) {
   finish_leave();
   check(cuda::append_latents(stream_.get(), shape, latent_width, latents, keys, gates, ape,
-                             span_table(spans, shape.storage_shift), cache),
+                             span_table(spans, shape.storage_shift), cache, cache_element_bytes()),
         "append_latents");
 }
 
 void CudaOps::select_pools(const IndexShape& shape, const float* q, const float* head_weights,
                            std::span<const Span> spans, const LatentCache& cache, const Selection& selection) {
   finish_leave();
-  const SpanTable table = span_table(spans, shape.storage_shift);
+  PoolScores p;
+  p.shape = shape;
+  p.q = q;
+  p.head_weights = head_weights;
+  p.spans = span_table(spans, shape.storage_shift);
+  p.cache = cache;
   int64_t most = 0;
   for (const Span& span : spans) most = std::max(most, span.position + span.rows);
-  most = position_bound(most) / shape.pool;
-  const int64_t stride = most > shape.budget_pools() ? most : 0;
-  const int64_t block = std::max<int64_t>(1, kScoreBytes / std::max<int64_t>(1, 4 * stride));
-  float* scores = reinterpret_cast<float*>(scratch_.take(4 * stride * std::min(block, table.rows), stream_));
-  for (int64_t first = 0; first < table.rows; first += block)
-    check(cuda::select_pools(stream_.get(), shape, q, head_weights, table, first, std::min(block, table.rows - first),
-                             most, cache, scores, stride, selection),
-          "select_pools");
+  p.most_pools = position_bound(most) / shape.pool;
+  p.stride = p.most_pools > shape.budget_pools() ? p.most_pools : 0;
+  const int64_t rows = p.spans.rows;
+  const int64_t block = std::max<int64_t>(1, kScoreBytes / std::max<int64_t>(1, 4 * p.stride));
+  p.scores = reinterpret_cast<float*>(scratch_.take(4 * p.stride * std::min(block, rows), stream_));
+  for (p.first = 0; p.first < rows; p.first += block) {
+    p.count = std::min(block, rows - p.first);
+    if (p.stride > 0)
+      check(cache_element_bytes() == 2 && scores_fit_tiles(shape)
+                ? score_pools_in_tiles(stream_.get(), p)
+                : score_pools(stream_.get(), p, cache_element_bytes()),
+            "select_pools");
+    check(select_best(stream_.get(), p, selection), "select_pools");
+  }
 }
 
 void CudaOps::sparse_attention(const IndexShape& shape, int64_t heads, int64_t latent_width, float scale,
                                const float* q, std::span<const Span> spans, const LatentCache& cache,
                                const Selection& selection, float* out) {
   finish_leave();
-  const SpanTable table = span_table(spans, shape.storage_shift);
-  if (attends_by_groups(shape, table.rows, latent_width)) {
-    const int64_t floats = attention_group_floats(shape, table.rows, heads, latent_width);
-    auto* working = reinterpret_cast<float*>(scratch_.take(floats * static_cast<int64_t>(sizeof(float)), stream_));
-    check(attend_groups(stream_.get(), shape, heads, latent_width, scale, q, table, cache, selection, working, out),
-          "sparse_attention");
-    return;
-  }
-  check(cuda::sparse_attention(stream_.get(), shape, heads, latent_width, scale, q, table, cache, selection, out),
+  AttentionProblem p{shape, heads,     latent_width, scale, q, span_table(spans, shape.storage_shift),
+                     cache, selection, out};
+  const bool tiles = cache_element_bytes() == 2 && attention_fits_tiles(p);
+  const AttentionCut cut = attention_cut(p, limits_.multiprocessors, limits_.shared_bytes);
+  const bool floats = cache_element_bytes() == sizeof(float);
+  const bool groups = tiles ? !cut.walks : floats && attends_by_groups(p);
+  if (groups)
+    place_groups(p, reinterpret_cast<float*>(
+                        scratch_.take(attention_group_floats(p) * static_cast<int64_t>(sizeof(float)), stream_)));
+  check(tiles    ? attend_in_tiles(stream_.get(), p, cut)
+        : groups ? attend_groups(stream_.get(), p)
+                 : attend_rows(stream_.get(), p, cache_element_bytes()),
         "sparse_attention");
 }
 
 void CudaOps::absorb_queries(const Matrix& kv_b, int64_t heads, int64_t key_width, int64_t value_width, const float* q,
                              int64_t rows, float* out) {
   finish_leave();
+  AbsorbProduct tiles{weights_of(kv_b), heads, key_width + value_width, 0, key_width, kv_b.columns, q, rows, out};
+  if (activations_ == Activations::kBf16 && absorbs_in_tiles(tiles)) {
+    check(absorb_queries_in_tiles(stream_.get(), tiles, limits_.shared_bytes), "absorb_queries");
+    return;
+  }
   const float scale = kv_b.form == WeightForm::kNvfp4 ? kv_b.matrix_scale : 1.0f;
   check(column_product(stream_.get(), weights_of(kv_b), heads, key_width + value_width, key_width, q, rows, scale, out),
         "absorb_queries");
@@ -137,6 +157,12 @@ void CudaOps::absorb_queries(const Matrix& kv_b, int64_t heads, int64_t key_widt
 void CudaOps::absorb_values(const Matrix& kv_b, int64_t heads, int64_t key_width, int64_t value_width,
                             const float* attended, int64_t rows, float* out) {
   finish_leave();
+  AbsorbProduct tiles{
+      weights_of(kv_b), heads, key_width + value_width, key_width, kv_b.columns, value_width, attended, rows, out};
+  if (activations_ == Activations::kBf16 && absorbs_in_tiles(tiles)) {
+    check(absorb_values_in_tiles(stream_.get(), tiles, limits_.shared_bytes), "absorb_values");
+    return;
+  }
   FmaProduct p;
   p.weights = weights_of(kv_b.row_range(key_width, kv_b.rows - key_width));
   p.outputs = value_width;

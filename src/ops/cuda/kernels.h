@@ -120,6 +120,7 @@ struct Bf16Product {
   // packed_tile_products alone: from one row of raw to the next (0: outputs), and what multiplies each part's sum.
   int64_t raw_stride = 0;
   float scale = 1.0f;
+  bool adds_terms = false;  // warpgroup_products alone: terms are added, raw is [parts][rows][outputs]
 };
 // Slices of a part; for FP8, where cells may begin inside a part, the most of any part.
 int64_t slices_of(const Weights& weights, int parts);
@@ -200,7 +201,7 @@ struct ExpertsProblem {
   // Of the matrices that split slices: the most slices of a part of gate and up, and of down.
   int64_t inner_slices = 1, down_slices = 1;
   bool split = false;
-  bool packed = false;  // all matrices are, gate and up of an expert in one form
+  bool packed = false;      // all matrices are, gate and up of an expert in one form
   bool warpgroups = false;  // warpgroup_experts takes it (warpgroup_products.h)
   constexpr int64_t places() const { return rows * top + (has_shared ? rows : 0); }
 };
@@ -243,24 +244,5 @@ cudaError_t kda(cudaStream_t stream, const KdaShape& shape, const KdaWeights& we
 bool kda_takes_rows(const KdaShape& shape, const Span* spans, int64_t count);
 cudaError_t kda_rows(cudaStream_t stream, const KdaShape& shape, const KdaWeights& weights, const KdaInputs& inputs,
                      const KdaState& state, const SpanTable& spans, float* out);
-
-// ---- attention.cu ---------------------------------------------------------------------------------------------------
-cudaError_t append_latents(cudaStream_t stream, const IndexShape& shape, int64_t latent_width, const float* latents,
-                           const float* keys, const float* gates, const float* ape, const SpanTable& spans,
-                           const LatentCache& cache);
-// Rows first .. first + count - 1; scores [count, stride] where more than budget pools are complete. `most_pools` is
-// the most complete pools of these rows.
-cudaError_t select_pools(cudaStream_t stream, const IndexShape& shape, const float* q, const float* head_weights,
-                         const SpanTable& spans, int64_t first, int64_t count, int64_t most_pools,
-                         const LatentCache& cache, float* scores, int64_t stride, const Selection& selection);
-// Few rows (sm90_attention_groups.cu), with working memory.
-bool attends_by_groups(const IndexShape& shape, int64_t rows, int64_t width);
-int64_t attention_group_floats(const IndexShape& shape, int64_t rows, int64_t heads, int64_t width);
-cudaError_t attend_groups(cudaStream_t stream, const IndexShape& shape, int64_t heads, int64_t width, float scale,
-                          const float* q, const SpanTable& spans, const LatentCache& cache, const Selection& selection,
-                          float* working, float* out);
-cudaError_t sparse_attention(cudaStream_t stream, const IndexShape& shape, int64_t heads, int64_t latent_width,
-                             float scale, const float* q, const SpanTable& spans, const LatentCache& cache,
-                             const Selection& selection, float* out);
 
 }  // namespace verbatim::ops::cuda

@@ -98,11 +98,23 @@ constexpr int64_t bf16_tile_shared_bytes(int64_t columns) { return (64 + columns
 constexpr int64_t bf16_slice_shared_bytes(int64_t columns) { return (64 + columns) * 264 * 2; }
 // sm90a_warpgroup_tile.cuh: a ring of six steps, staged sums, orders and barriers, and what alignment takes. wgmma alone.
 constexpr int64_t warpgroup_tile_shared_bytes() {
-  return int64_t{6} * (128 * 64 * 2 + 128 * 64 * 2) + 2 * 32 * 68 * 4 + 6 * (40 + 16) + 1024;
+  return int64_t{6} * (128 * 64 * 2 + 128 * 64 * 2) + 2 * 32 * 68 * 4 + 6 * (48 + 16) + 1024;
 }
 // sm90_kda_row.cu and kda.cu, heads of `width`.
 constexpr int64_t kda_row_shared_bytes(int64_t width) { return (width + 16) * width * 4; }
 constexpr int64_t kda_shared_bytes(int64_t width) { return (4 * 16 + 2 * 16 + 36 + 20) * width * 4; }
+// sm90_bf16_attention.cu: `heads` heads a block, `stages` groups of latents, weights, scores, statistics and barriers.
+constexpr int64_t attention_tile_shared_bytes(int64_t heads, int64_t stages, int64_t width) {
+  return (heads + stages * 64) * (width * 2 + 16) + heads * (64 * 2 + 16 + 80 * 4 + 2 * 8) + stages * 8;
+}
+// sm90_bf16_indexer.cu: keys of `pools` pools and a row's queries in three terms. indexer.cu: scores held to choose from.
+constexpr int64_t index_tile_shared_bytes(int64_t pools, int64_t heads, int64_t width) {
+  return pools * ((width + 63) / 64 * 128) + (heads + 15) / 16 * 16 * width * 3 * 2;
+}
+constexpr int64_t select_held_scores(int64_t scores) { return scores < 8192 ? scores : 8192; }
+constexpr int64_t select_shared_bytes(int64_t held) { return held * 4; }
+// sm90_bf16_absorb.cu: a part of kv_b and tiles of eight rows.
+constexpr int64_t absorb_shared_bytes(int64_t tiles) { return 64 * 1024 + tiles * (8 * 1024 + 4 * 32 * 16); }
 // sm90_attention_groups.cu and attention.cu (attention of `heads` heads a block; scores of the indexer).
 constexpr int64_t attention_group_shared_bytes(int64_t width) { return 16 * width * 4; }
 constexpr int64_t attention_shared_bytes(int64_t heads, int64_t width) { return 2 * heads * width * 4; }

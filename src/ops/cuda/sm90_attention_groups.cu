@@ -2,7 +2,7 @@
 // the device; a second launch merges the groups left to right. The order of sums is that of ops.h, the bits are those
 // of attention.cu. Bytes: the visible latents, from memory once and from the second-level cache twice for each sixteen
 // heads. Shared memory: 16 (width + 64) floats, 37 KB at width 512.
-#include "ops/cuda/kernels.h"
+#include "ops/cuda/attention.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/ptx/dependency.cuh"
@@ -17,22 +17,8 @@ namespace {
 constexpr int kThreads = 256, kGroups = kThreads / 16, kHeads = 16, kTokens = 64, kOwnTokens = kTokens / kGroups;
 constexpr int kDots = kHeads * kOwnTokens;
 
-struct Problem {
-  IndexShape shape;
-  int64_t heads, width;
-  float scale;
-  const float* q;
-  SpanTable spans;
-  LatentCache cache;
-  Selection selection;
-  float* sums;   // [rows][groups][heads][width]
-  float* stats;  // [rows][groups][heads][2]: maximum, sum of weights
-  float* out;
-  int64_t groups, head_tiles;
-};
-
 // Tokens that the row sees, and how many of them its pools hold.
-__device__ int64_t tokens_of(const Problem& p, const Row& at, int64_t* in_pools) {
+__device__ int64_t tokens_of(const AttentionProblem& p, const Row& at, int64_t* in_pools) {
   *in_pools = p.selection.counts[at.row] * p.shape.pool;
   const int64_t tail = (at.position + 1) / p.shape.pool * p.shape.pool;
   return *in_pools + (p.shape.always_select_tail ? at.position + 1 - tail : 0);
@@ -56,7 +42,7 @@ __device__ void reduce(float (&sums)[kCount]) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 2) group_kernel(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__(kThreads, 2) group_kernel(const __grid_constant__ AttentionProblem p) {
   extern __shared__ __align__(16) float memory[];
   __shared__ const float* latents[kTokens];
   __shared__ float weights[kTokens][kHeads];
@@ -64,8 +50,9 @@ __global__ void __launch_bounds__(kThreads, 2) group_kernel(const __grid_constan
   ptx::let_next_start();
   ptx::wait_for_previous();
   uint32_t index = blockIdx.x;
-  const int64_t first_head = index % p.head_tiles * kHeads;
-  index /= static_cast<uint32_t>(p.head_tiles);
+  const auto head_tiles = static_cast<uint32_t>((p.heads + kHeads - 1) / kHeads);
+  const int64_t first_head = index % head_tiles * kHeads;
+  index /= head_tiles;
   const int64_t group_index = index % p.groups, row = index / p.groups;
   const Row at = row_at(p.spans, row);
   int64_t in_pools = 0;
@@ -80,9 +67,9 @@ __global__ void __launch_bounds__(kThreads, 2) group_kernel(const __grid_constan
     const int64_t rank = begin + (thread < count ? thread : 0), pool = p.shape.pool;
     const int32_t* pools = p.selection.pools + row * (p.shape.top / p.shape.pool);
     const int64_t tail = (at.position + 1) / pool * pool;
-    latents[thread] =
-        latent_row(p.shape, p.cache, at,
-                   rank < in_pools ? int64_t{pools[rank / pool]} * pool + rank % pool : tail + rank - in_pools, width);
+    latents[thread] = latent_row<float>(
+        p.shape, p.cache, at,
+        rank < in_pools ? int64_t{pools[rank / pool]} * pool + rank % pool : tail + rank - in_pools, width);
   }
   __syncthreads();
 
@@ -171,44 +158,63 @@ __global__ void __launch_bounds__(kThreads, 2) group_kernel(const __grid_constan
   }
 }
 
-constexpr int kMergeThreads = 128, kMostGroups = 1024;
+constexpr int kMergeThreads = 128;
+constexpr int64_t kMostGroups = kMostAttentionGroups;
 
-// One head of a row.
-__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ Problem p) {
+// One head of a row, four columns a thread (widths are multiples of 16).
+__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ AttentionProblem p) {
   __shared__ float maximum[kMostGroups], weight[kMostGroups], keep[kMostGroups], factor[kMostGroups];
-  __shared__ float total;
+  constexpr int kAhead = 12;  // groups whose sums are asked for at a time
   ptx::let_next_start();
-  ptx::wait_for_previous();
   const int64_t row = blockIdx.x / p.heads, head = blockIdx.x % p.heads, width = p.width;
   const Row at = row_at(p.spans, row);
+  ptx::wait_for_previous();
   int64_t in_pools = 0;
   const auto groups = static_cast<int>((tokens_of(p, at, &in_pools) + kTokens - 1) / kTokens);
+  const float* sums = p.sums + (row * p.groups * p.heads + head) * width;
+  const int64_t group_floats = p.heads * width;
   for (int g = threadIdx.x; g < groups; g += kMergeThreads) {
     const float* stats = p.stats + ((row * p.groups + g) * p.heads + head) * 2;
     maximum[g] = stats[0], weight[g] = stats[1];
   }
+  const auto ask = [&](float4(&own)[kAhead], int first, int64_t column) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+      if (first + i < groups && column < width)
+        own[i] = *reinterpret_cast<const float4*>(sums + (first + i) * group_floats + column);
+  };
+  float4 own[kAhead];
+  ask(own, 0, 4 * threadIdx.x);
   __syncthreads();
   // Each thread finds the maximum before its group as the chain would; the factors then need no order.
   for (int g = threadIdx.x; g < groups; g += kMergeThreads) {
     float before = maximum[0];
+#pragma unroll 8
     for (int i = 1; i < g; ++i) before = max_of(before, maximum[i]);
     const float both = g == 0 ? before : max_of(before, maximum[g]);
     keep[g] = g == 0 ? 0.0f : exp_of(before - both);
     factor[g] = g == 0 ? 1.0f : exp_of(maximum[g] - both);
   }
   __syncthreads();
-  if (threadIdx.x == 0 && groups > 0) {
-    float sum = weight[0];
-    for (int g = 1; g < groups; ++g) sum = fmaf(weight[g], factor[g], sum * keep[g]);
-    total = sum;
-  }
-  __syncthreads();
-  for (int64_t c = threadIdx.x; c < width; c += kMergeThreads) {
-    const float* from = p.sums + (row * p.groups * p.heads + head) * width + c;
-    float sum = groups > 0 ? from[0] : 0.0f;
-#pragma unroll 16
-    for (int g = 1; g < groups; ++g) sum = fmaf(from[g * p.heads * width], factor[g], sum * keep[g]);
-    p.out[(row * p.heads + head) * width + c] = groups > 0 ? sum / total : 0.0f;
+  for (int64_t column = 4 * threadIdx.x; column < width; column += 4 * kMergeThreads) {
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    float total = 0.0f;
+    for (int first = 0; first < groups; first += kAhead) {
+      if (first > 0 || column >= 4 * kMergeThreads) ask(own, first, column);
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int g = first + i;
+        if (g >= groups) break;
+        const float kept = keep[g], times = factor[g];
+        sum.x = fmaf(own[i].x, times, sum.x * kept);
+        sum.y = fmaf(own[i].y, times, sum.y * kept);
+        sum.z = fmaf(own[i].z, times, sum.z * kept);
+        sum.w = fmaf(own[i].w, times, sum.w * kept);
+        total = fmaf(weight[g], times, total * kept);
+      }
+    }
+    if (groups > 0) sum = make_float4(sum.x / total, sum.y / total, sum.z / total, sum.w / total);
+    *reinterpret_cast<float4*>(p.out + (row * p.heads + head) * width + column) = sum;
   }
 }
 
@@ -216,26 +222,30 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
 
 int64_t attention_groups(const IndexShape& shape) { return (shape.top + shape.pool - 1 + kTokens - 1) / kTokens; }
 
-bool attends_by_groups(const IndexShape& shape, int64_t rows, int64_t width) {
-  return rows <= 64 && width % kSumSlice == 0 && attention_groups(shape) <= kMostGroups;
+int64_t attention_group_floats(const AttentionProblem& p) {
+  return p.spans.rows * attention_groups(p.shape) * p.heads * (p.width + 2);
 }
 
-int64_t attention_group_floats(const IndexShape& shape, int64_t rows, int64_t heads, int64_t width) {
-  return rows * attention_groups(shape) * heads * (width + 2);
+void place_groups(AttentionProblem& p, float* working) {
+  p.groups = attention_groups(p.shape);
+  p.sums = working;
+  p.stats = working + p.spans.rows * p.groups * p.heads * p.width;
 }
 
-cudaError_t attend_groups(cudaStream_t stream, const IndexShape& shape, int64_t heads, int64_t width, float scale,
-                          const float* q, const SpanTable& spans, const LatentCache& cache, const Selection& selection,
-                          float* working, float* out) {
-  if (spans.rows == 0 || heads == 0) return cudaSuccess;
-  Problem p{shape, heads, width, scale, q, spans, cache, selection, working, nullptr, out, attention_groups(shape), 0};
-  p.head_tiles = (heads + kHeads - 1) / kHeads;
-  p.stats = working + spans.rows * p.groups * heads * width;
-  const auto bytes = static_cast<size_t>(attention_group_shared_bytes(width));
-  const cudaError_t error =
-      launch(group_kernel, static_cast<unsigned>(spans.rows * p.groups * p.head_tiles), kThreads, bytes, stream, p);
-  if (error != cudaSuccess) return error;
-  return launch(merge_kernel, static_cast<unsigned>(spans.rows * heads), kMergeThreads, 0, stream, p);
+bool attends_by_groups(const AttentionProblem& p) {
+  return p.spans.rows <= 64 && p.width % kSumSlice == 0 && attention_groups(p.shape) <= kMostGroups;
+}
+
+cudaError_t merge_groups(cudaStream_t stream, const AttentionProblem& p) {
+  return launch(merge_kernel, static_cast<unsigned>(p.spans.rows * p.heads), kMergeThreads, 0, stream, p);
+}
+
+cudaError_t attend_groups(cudaStream_t stream, const AttentionProblem& p) {
+  if (p.spans.rows == 0 || p.heads == 0) return cudaSuccess;
+  const int64_t head_tiles = (p.heads + kHeads - 1) / kHeads;
+  const cudaError_t error = launch(group_kernel, static_cast<unsigned>(p.spans.rows * p.groups * head_tiles), kThreads,
+                                   static_cast<size_t>(attention_group_shared_bytes(p.width)), stream, p);
+  return error != cudaSuccess ? error : merge_groups(stream, p);
 }
 
 }  // namespace verbatim::ops::cuda

@@ -2,8 +2,14 @@
 #pragma once
 
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/weights.cuh"
 
 namespace verbatim::ops::cuda {
+
+__device__ inline float cached_value(float element) { return element; }
+__device__ inline float cached_value(uint16_t element) { return bf16_value(element); }
+__device__ inline void store_cached(float* to, float value) { *to = value; }
+__device__ inline void store_cached(uint16_t* to, float value) { *to = static_cast<uint16_t>(bf16_bits(value)); }
 
 struct Row {
   const DeviceSpan& span;
@@ -16,16 +22,21 @@ __device__ inline Row row_at(const SpanTable& spans, int64_t row) {
   return {span, spans.pages + span.pages, row, span.position + row - span.first_row};
 }
 
-__device__ inline float* pool_key(const IndexShape& shape, const LatentCache& cache, const Row& at, int64_t pool) {
+// Element: of the caches, float or (bfloat16) uint16_t.
+template <class Element>
+__device__ inline Element* pool_key(const IndexShape& shape, const LatentCache& cache, const Row& at, int64_t pool) {
   const int64_t page_pools = kPageTokens / shape.pool;
   pool += shape.storage_shift;
-  return cache.pools + (at.pages[pool / page_pools] * page_pools + pool % page_pools) * shape.width;
+  return static_cast<Element*>(cache.pools) +
+         (at.pages[pool / page_pools] * page_pools + pool % page_pools) * shape.width;
 }
 
-__device__ inline float* latent_row(const IndexShape& shape, const LatentCache& cache, const Row& at, int64_t position,
-                                    int64_t latent_width) {
+template <class Element>
+__device__ inline Element* latent_row(const IndexShape& shape, const LatentCache& cache, const Row& at,
+                                      int64_t position, int64_t latent_width) {
   position += shape.storage_shift;
-  return cache.latents + (at.pages[position / kPageTokens] * kPageTokens + position % kPageTokens) * latent_width;
+  return static_cast<Element*>(cache.latents) +
+         (at.pages[position / kPageTokens] * kPageTokens + position % kPageTokens) * latent_width;
 }
 
 }  // namespace verbatim::ops::cuda
