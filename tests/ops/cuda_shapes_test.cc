@@ -32,6 +32,7 @@ std::vector<Kernel> kernels() {
           {"plain slice", bf16_slice_shared_bytes(32)},
           {"linear attention, a row", kda_row_shared_bytes(c.linear_head_width)},
           {"linear attention", kda_shared_bytes(c.linear_head_width)},
+          {"linear attention, chunks", kda_chunks_shared_bytes()},
           {"attention by groups", attention_group_shared_bytes(c.latent)},
           {"attention in tiles, a group or 16 heads", attention_tile_shared_bytes(16, 1, c.latent)},
           {"index scores in tiles", index_tile_shared_bytes(256, c.index_heads, c.index_width)},
@@ -39,7 +40,8 @@ std::vector<Kernel> kernels() {
           {"products with kv_b", absorb_shared_bytes(2)},
           {"attention", attention_shared_bytes(8, c.latent)},
           {"index scores", index_score_shared_bytes(c.index_heads, c.index_width)},
-          {"hyper-connections", hyper_shared_bytes(c.hidden)}};
+          {"hyper-connections", hyper_shared_bytes(c.hidden)},
+          {"hyper-connections in clusters", hyper_cluster_shared_bytes(8)}};
 }
 
 // Kernels state less than the whole: static arrays of at most this stand beside what is asked for.

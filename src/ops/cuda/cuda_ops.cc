@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "ops/cuda/hyper_cluster.h"
 #include "ops/cuda/sampling.h"
 
 namespace verbatim::ops {
@@ -314,9 +315,15 @@ void CudaOps::hyper_enter(const HyperShape& shape, const HyperWeights& weights, 
       leave = Leave();
     }
     leave_ = Leave();
+    // The streams are written only where there is something to leave.
+    if (hyper_fits_cluster(shape, fn)) {
+      check(hyper_cluster_site(stream_.get(), shape, fn, weights.base, weights.scale, norm, leave.maps, leave.y, rows,
+                               const_cast<float*>(streams), maps, h),
+            "hyper_enter");
+      return;
+    }
     const int64_t floats = hyper_partial_floats(shape, rows);
     auto* partials = reinterpret_cast<float*>(scratch_.take(floats * static_cast<int64_t>(sizeof(float)), stream_));
-    // The streams are written only where there is something to leave.
     check(hyper_site(stream_.get(), shape, fn, weights.base, weights.scale, norm, leave.maps, leave.y, rows,
                      const_cast<float*>(streams), partials, maps, h),
           "hyper_enter");

@@ -4,6 +4,7 @@
 
 #include "ops/cuda/attention.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/kda_chunks.h"
 
 namespace verbatim::ops::cuda {
 
@@ -13,6 +14,55 @@ namespace {
 constexpr int64_t kScoreBytes = int64_t{256} << 20;
 
 int64_t aligned(size_t bytes) { return static_cast<int64_t>((bytes + 63) / 64 * 64); }
+
+DeviceSpan device_span(const Span& span, int64_t& side_count) {
+  DeviceSpan s{};
+  s.first_row = span.first_row;
+  s.rows = span.rows;
+  s.position = span.position;
+  s.state_position = span.state_position;
+  s.stored_until = state_position_after(span);
+  s.sequence = span.sequence;
+  // S moves past what is stored when rows that may be taken back cross a boundary.
+  const int64_t last_start = (span.position + span.rows - 1) / kChunkRows * kChunkRows;
+  s.side = last_start > s.stored_until ? side_count++ : -1;
+  return s;
+}
+
+// Spans as linear attention takes them where some have whole chunks: rows before those, the chunks, all that is left.
+// Each part finds what the one before it would leave behind as a step of its own.
+struct KdaParts {
+  std::vector<Span> before, chunked, rest;
+  std::vector<int64_t> chunks;  // of each of `chunked`
+};
+
+KdaParts kda_parts(std::span<const Span> spans) {
+  KdaParts parts;
+  for (const Span& span : spans) {
+    const KdaSplit split = split_for_chunks(span);
+    if (split.chunks == 0) {
+      parts.rest.push_back(span);
+      continue;
+    }
+    Span left = span;
+    const auto take = [&](std::vector<Span>& to, int64_t rows) {
+      if (rows == 0) return;
+      Span part = left;
+      part.rows = part.certain = rows;
+      to.push_back(part);
+      left.state_position = state_position_after(part);
+      left.first_row += rows;
+      left.position += rows;
+      left.rows -= rows;
+      left.certain -= rows;
+    };
+    take(parts.before, split.before);
+    take(parts.chunked, split.chunks * kChunkRows);
+    parts.chunks.push_back(split.chunks);
+    if (left.rows > 0) parts.rest.push_back(left);
+  }
+  return parts;
+}
 
 // Page ids that a step of the span can read.
 int64_t pages_read(const Span& span, int64_t storage_shift) {
@@ -31,30 +81,24 @@ SpanTable CudaOps::span_table(std::span<const Span> spans, int64_t storage_shift
   last_shift_ = storage_shift;
   SpanTable table;
   table.count = static_cast<int64_t>(spans.size());
-  int64_t page_count = 0, side_count = 0;
+  int64_t page_count = 0;
   for (const Span& span : spans) {
     table.rows = std::max(table.rows, span.first_row + span.rows);
     if (span.pages != nullptr) page_count += pages_read(span, storage_shift);
   }
-  const int64_t rows_at = aligned(spans.size() * sizeof(DeviceSpan));
+  // Behind the spans, those of linear attention's parts.
+  const KdaParts parts = kda_parts(spans);
+  const size_t part_count = parts.chunked.empty() ? 0 : parts.before.size() + parts.chunked.size() + parts.rest.size();
+  const int64_t rows_at = aligned((spans.size() + part_count) * sizeof(DeviceSpan));
   const int64_t pages_at = rows_at + aligned(static_cast<size_t>(table.rows) * sizeof(int32_t));
   std::vector<std::byte> bytes(static_cast<size_t>(pages_at + page_count * 4));
   auto* rows = reinterpret_cast<int32_t*>(bytes.data() + rows_at);
   auto* pages = reinterpret_cast<int32_t*>(bytes.data() + pages_at);
   std::vector<DeviceSpan> made;
-  int64_t page = 0;
+  int64_t page = 0, side_count = 0;
   for (const Span& span : spans) {
     std::fill_n(rows + span.first_row, span.rows, static_cast<int32_t>(made.size()));
-    DeviceSpan s{};
-    s.first_row = span.first_row;
-    s.rows = span.rows;
-    s.position = span.position;
-    s.state_position = span.state_position;
-    s.stored_until = state_position_after(span);
-    s.sequence = span.sequence;
-    // S moves past what is stored when rows that may be taken back cross a boundary.
-    const int64_t last_start = (span.position + span.rows - 1) / kChunkRows * kChunkRows;
-    s.side = last_start > s.stored_until ? side_count++ : -1;
+    DeviceSpan s = device_span(span, side_count);
     s.pages = page;
     if (span.pages != nullptr) {
       const int64_t own = pages_read(span, storage_shift);
@@ -63,6 +107,10 @@ SpanTable CudaOps::span_table(std::span<const Span> spans, int64_t storage_shift
     }
     made.push_back(s);
   }
+  side_count = 0;
+  if (part_count > 0)
+    for (const auto* each : {&parts.before, &parts.chunked, &parts.rest})
+      for (const Span& span : *each) made.push_back(device_span(span, side_count));
   if (!made.empty()) std::memcpy(bytes.data(), made.data(), made.size() * sizeof(DeviceSpan));
   const std::byte* device = spans_.put(bytes);
   table.spans = reinterpret_cast<const DeviceSpan*>(device);
@@ -82,8 +130,27 @@ void CudaOps::kda(const KdaShape& shape, const KdaWeights& weights, const KdaInp
   // A side state for each span that could need one: only those of several rows.
   int64_t sides = 0;
   for (const Span& span : spans) sides += span.rows > 1 ? 1 : 0;
-  float* side = reinterpret_cast<float*>(scratch_.take(sides * shape.heads * shape.width * shape.width * 4, stream_));
-  check(cuda::kda(stream_.get(), shape, weights, inputs, state, table, side, out), "kda");
+  const int64_t side_bytes = sides * shape.heads * shape.width * shape.width * static_cast<int64_t>(sizeof(float));
+  const KdaParts parts = kda_takes_chunks(shape) ? kda_parts(spans) : KdaParts();
+  int64_t bytes = side_bytes;
+  for (const int64_t chunks : parts.chunks) bytes = std::max(bytes, kda_chunks_bytes(shape, chunks));
+  std::byte* working = scratch_.take(bytes, stream_);
+  const auto run = [&](const DeviceSpan* first, size_t count) {
+    SpanTable some = table;
+    some.spans = first;
+    some.count = static_cast<int64_t>(count);
+    check(cuda::kda(stream_.get(), shape, weights, inputs, state, some, reinterpret_cast<float*>(working), out), "kda");
+  };
+  if (parts.chunked.empty()) {
+    run(table.spans, spans.size());
+    return;
+  }
+  const DeviceSpan* next = table.spans + spans.size();
+  run(next, parts.before.size());
+  next += parts.before.size();
+  for (const int64_t chunks : parts.chunks)
+    check(kda_chunks(stream_.get(), shape, weights, inputs, state, next++, chunks, working, out), "kda");
+  run(next, parts.rest.size());
 }
 
 void CudaOps::append_latents(const IndexShape& shape, int64_t latent_width, const float* latents, const float* keys,

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/kda_split.h"
 
 namespace verbatim::ops::cuda {
 
@@ -26,6 +27,9 @@ std::vector<int64_t> key_of(uint64_t tag, std::span<const Span> spans, int64_t r
     last = std::max(last, span.position + span.rows);
     // The next-n layer clears the embedding of a first row.
     if (span.position == 0) key.push_back(span.first_row);
+    // Linear attention takes whole chunks of a span in launches of their own.
+    if (const KdaSplit split = split_for_chunks(span); split.chunks > 0)
+      key.insert(key.end(), {-2, span.first_row, split.before, split.chunks, span.rows, span.certain});
   }
   key.push_back(-1);
   key.push_back(longest);

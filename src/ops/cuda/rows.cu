@@ -244,12 +244,14 @@ __global__ void route_kernel(const float* logits, const float* bias, int64_t exp
   for (int64_t slot = threadIdx.x; slot < top; slot += kThreads) weights[slot] = weights[slot] / sum * scale;
 }
 
-// A float as an integer of the same order (both zeros one, NaN least), over the index turned round: the larger wins.
-__device__ uint64_t ranked(float key, uint32_t index) {
+// A float as an integer of the same order: both zeros one, NaN least, never 0.
+__device__ uint32_t order_of(float key) {
   const uint32_t bits = __float_as_uint(key == 0.0f ? 0.0f : key);
-  const uint32_t order = isnan(key) ? 0 : (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
-  return uint64_t{order} << 32 | (0xffffffffu - index);
+  return isnan(key) ? 1 : (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
 }
+
+// That over the index turned round: the larger wins.
+__device__ uint64_t ranked(float key, uint32_t index) { return uint64_t{order_of(key)} << 32 | (0xffffffffu - index); }
 
 __device__ uint64_t warp_largest(uint64_t own) {
   for (int step = 16; step > 0; step /= 2) {
@@ -259,42 +261,50 @@ __device__ uint64_t warp_largest(uint64_t own) {
   return own;
 }
 
-// One warp a row, kLaneExperts experts a lane in registers.
-template <int kLaneExperts>
-__global__ void route_few_kernel(const float* logits, const float* bias, int experts, int top, float scale,
-                                 int32_t* chosen, float* weights) {
+// A block a row, a thread an expert; the first warp chooses, kWarps experts a lane in registers, at most 32.
+template <int kWarps>
+__global__ void __launch_bounds__(32 * kWarps) route_few_kernel(const float* logits, const float* bias, int experts,
+                                                                int top, float scale, int32_t* chosen, float* weights) {
+  __shared__ float scores[32 * kWarps];
+  __shared__ uint32_t orders[32 * kWarps];
+  const auto thread = static_cast<int>(threadIdx.x);
+  const bool biased = bias != nullptr && thread < experts;
+  const float added = biased ? bias[thread] : 0.0f;
   ptx::let_next_start();
   ptx::wait_for_previous();
-  const int lane = threadIdx.x;
-  logits += int64_t{blockIdx.x} * experts;
-  chosen += int64_t{blockIdx.x} * top;
-  weights += int64_t{blockIdx.x} * top;
-  uint64_t keys[kLaneExperts];
+  float score = 0.0f;
+  if (thread < experts) score = sigmoid_of(logits[int64_t{blockIdx.x} * experts + thread]);
+  scores[thread] = score;
+  orders[thread] = thread < experts ? order_of(biased ? score + added : score) : 0;
+  __syncthreads();
+  if (thread >= 32) return;
+  uint32_t left[kWarps];
 #pragma unroll
-  for (int i = 0; i < kLaneExperts; ++i) {
-    const int e = i * 32 + lane;
-    keys[i] = 0;
-    if (e >= experts) continue;
-    const float score = sigmoid_of(logits[e]);
-    keys[i] = ranked(bias == nullptr ? score : score + bias[e], static_cast<uint32_t>(e));
-  }
-  float sum = 0.0f;
+  for (int i = 0; i < kWarps; ++i) left[i] = orders[i * 32 + thread];
+  int own = 0;
   for (int slot = 0; slot < top; ++slot) {
-    uint64_t best = 0;
+    uint32_t best = left[0];
 #pragma unroll
-    for (int i = 0; i < kLaneExperts; ++i) best = keys[i] > best ? keys[i] : best;
-    best = warp_largest(best);
+    for (int i = 1; i < kWarps; ++i) best = left[i] > best ? left[i] : best;
+    uint32_t where = 0;
 #pragma unroll
-    for (int i = 0; i < kLaneExperts; ++i)
-      if (keys[i] == best) keys[i] = 0;
-    const auto e = static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(best));
-    const float score = sigmoid_of(logits[e]);
-    if (lane == 0) chosen[slot] = e, weights[slot] = score;
-    sum = slot == 0 ? score : sum + score;
+    for (int i = kWarps - 1; i >= 0; --i)
+      if (left[i] == best) where = static_cast<uint32_t>(i * 32 + thread);
+    const uint32_t most = __reduce_max_sync(0xffffffffu, best);
+    const auto winner = static_cast<int>(__reduce_min_sync(0xffffffffu, best == most ? where : 0xffffffffu));
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i)
+      if (winner == i * 32 + thread) left[i] = 0;
+    if (thread == slot) own = winner;
   }
+  score = scores[own];
+  float sum = __shfl_sync(0xffffffffu, score, 0);
+  for (int slot = 1; slot < top; ++slot) sum = sum + __shfl_sync(0xffffffffu, score, slot);
   sum = sum + 1e-20f;
-  __syncwarp();
-  for (int slot = lane; slot < top; slot += 32) weights[slot] = weights[slot] / sum * scale;
+  if (thread < top) {
+    chosen[int64_t{blockIdx.x} * top + thread] = own;
+    weights[int64_t{blockIdx.x} * top + thread] = score / sum * scale;
+  }
 }
 
 constexpr int kArgmaxBlocks = 32;
@@ -326,7 +336,7 @@ __global__ void argmax_kernel(const uint64_t* best, int32_t* ids) {
   const uint64_t own = warp_largest(best[blockIdx.x * kArgmaxBlocks + threadIdx.x]);
   // NaN never wins: 0 where there is nothing else.
   if (threadIdx.x == 0)
-    ids[blockIdx.x] = own >> 32 == 0 ? 0 : static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(own));
+    ids[blockIdx.x] = own >> 32 <= 1 ? 0 : static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(own));
 }
 
 }  // namespace
@@ -401,9 +411,15 @@ cudaError_t hyper_mean(cudaStream_t stream, const HyperShape& shape, const float
 cudaError_t route(cudaStream_t stream, const float* logits, const float* bias, int64_t rows, int64_t experts,
                   int64_t top, float scale, int32_t* chosen, float* weights) {
   if (rows == 0) return cudaSuccess;
-  if (experts <= 32 * 12 && top <= experts)
-    return launch(route_few_kernel<12>, static_cast<unsigned>(rows), 32, 0, stream, logits, bias,
-                  static_cast<int>(experts), static_cast<int>(top), scale, chosen, weights);
+  if (experts <= 32 * 12 && top <= 32 && top <= experts) {
+    const auto few = [&](auto kernel, int warps) {
+      return launch(kernel, static_cast<unsigned>(rows), 32 * warps, 0, stream, logits, bias, static_cast<int>(experts),
+                    static_cast<int>(top), scale, chosen, weights);
+    };
+    if (experts <= 32 * 6) return few(route_few_kernel<6>, 6);
+    if (experts <= 32 * 9) return few(route_few_kernel<9>, 9);
+    return few(route_few_kernel<12>, 12);
+  }
   // 64 experts a thread and 48 KiB of shared memory.
   if (experts > 6000) return cudaErrorInvalidValue;
   route_kernel<<<static_cast<unsigned>(rows), kThreads, static_cast<size_t>(experts) * 8, stream>>>(

@@ -101,8 +101,12 @@ constexpr int64_t warpgroup_tile_shared_bytes() {
   return int64_t{6} * (128 * 64 * 2 + 128 * 64 * 2) + 2 * 32 * 68 * 4 + 6 * (48 + 16) + 1024;
 }
 // sm90_kda_row.cu and kda.cu, heads of `width`.
-constexpr int64_t kda_row_shared_bytes(int64_t width) { return (width + 16) * width * 4; }
+constexpr int64_t kda_row_shared_bytes(int64_t width) {
+  return ((3 * 24 + 1 + 2 + 2 + 3 + 3) * width + 2 * 16 + 4) * 4;
+}
 constexpr int64_t kda_shared_bytes(int64_t width) { return (4 * 16 + 2 * 16 + 36 + 20) * width * 4; }
+// sm90_kda_chunks.cu: two chunks of 128 wide heads (6,864 floats of operands, 512 values), S and v_new of 32 columns.
+constexpr int64_t kda_chunks_shared_bytes() { return (2 * (6864 + 512) + (128 + 16) * 36 + 16 * 32) * 4 + 16; }
 // sm90_bf16_attention.cu: `heads` heads a block, `stages` groups of latents, weights, scores, statistics and barriers.
 constexpr int64_t attention_tile_shared_bytes(int64_t heads, int64_t stages, int64_t width) {
   return (heads + stages * 64) * (width * 2 + 16) + heads * (64 * 2 + 16 + 80 * 4 + 2 * 8) + stages * 8;
@@ -120,6 +124,10 @@ constexpr int64_t attention_group_shared_bytes(int64_t width) { return 16 * widt
 constexpr int64_t attention_shared_bytes(int64_t heads, int64_t width) { return 2 * heads * width * 4; }
 constexpr int64_t index_score_shared_bytes(int64_t heads, int64_t width) { return heads * (width + 1) * 4; }
 // sm90_hyper.cu, streams of `width`.
-constexpr int64_t hyper_shared_bytes(int64_t width) { return (int64_t{32} * 4 * width / 256 + width) * 4; }
+constexpr int64_t hyper_shared_bytes(int64_t width) { return (int64_t{100} * width / 256 + width) * 4; }
+// sm90_hyper_cluster.cu, `rows` rows a cluster.
+constexpr int64_t hyper_cluster_shared_bytes(int64_t rows) {
+  return rows * (4 * 256 + 16 * 100 + 256 + 16 + 4 + 1) * 4 + 32;
+}
 
 }  // namespace verbatim::ops::cuda

@@ -1,21 +1,22 @@
-// Hyper-connection sites of four streams, widths a multiple of 256, in float32 and the CPU's order and bits. Two
-// launches a site. The first leaves the site before, if there is one, and takes the dots of every slice of 256: a block
-// owns 256 columns of all four streams, so that it may write them. The second adds the slices, makes the maps (one warp
-// does the 4 x 4 normalisation while the others go on), collapses and norms. Bytes: fn (0.8 MB) and the streams.
+// Hyper-connection sites of four streams, widths a multiple of 256, in float32 and the CPU's order and bits, in two
+// launches: for many rows, and for widths that no cluster takes (sm90_hyper_cluster.cu). The first leaves the site
+// before, if there is one, and takes the dots of every slice of 256: a block owns 256 columns of all four streams and
+// walks rows, its weights in registers. The second adds the slices, makes the maps (one warp does the 4 x 4
+// normalisation while the others go on), collapses and norms, a block a row. Bytes: the streams twice in and once out,
+// y and h.
+#include "ops/cuda/hyper_slices.cuh"
 #include "ops/cuda/launch.h"
-#include "ops/cuda/math.cuh"
 #include "ops/cuda/ptx/barrier.cuh"
 #include "ops/cuda/ptx/dependency.cuh"
-#include "ops/cuda/ptx/reciprocal.cuh"
 #include "ops/cuda/shapes.h"
 #include "ops/cuda/sums.cuh"
-#include "ops/cuda/weights.cuh"
 
 namespace verbatim::ops::cuda {
 
 namespace {
 
-constexpr int kStreams = 4, kMaps = (2 + kStreams) * kStreams, kDots = kMaps + 1, kPitch = 32, kDotThreads = 1024;
+using namespace hyper;
+
 constexpr int kEnterThreads = 512, kSinkhornThreads = 32;
 
 struct Leaving {
@@ -23,145 +24,103 @@ struct Leaving {
   const float* y;
 };
 
-// partials [rows][slices][kPitch]: the 24 dots of fn, and the sum of squares.
-template <bool kFloat>
-__global__ void __launch_bounds__(kDotThreads)
-    dots_kernel(Weights fn, Leaving leaving, int64_t width, float* streams, float* partials) {
-  __shared__ float x[kStreams][kSumSlice];
-  const auto blocks = static_cast<uint32_t>(width / kSumSlice);
-  const int64_t row = blockIdx.x / blocks, first = int64_t{blockIdx.x % blocks} * kSumSlice;
-  const int thread = threadIdx.x, group = thread / 16, lane = thread % 16;
-  // The weights of this group's first dots, before the launch in front has ended.
-  constexpr int kGroups = kDotThreads / 16, kTasks = kStreams * kDots, kRounds = (kTasks + kGroups - 1) / kGroups;
-  float weights[kRounds][16];
-#pragma unroll
-  for (int round = 0; round < kRounds; ++round) {
-    const int task = group + round * kGroups, dot = task / kStreams, stream = task % kStreams;
-    if (task >= kStreams * kMaps) continue;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int64_t k = stream * width + first + i * 16 + lane;
-      weights[round][i] = kFloat ? reinterpret_cast<const float*>(fn.data + dot * fn.row_bytes)[k]
-                                 : bf16_value(reinterpret_cast<const uint16_t*>(fn.data + dot * fn.row_bytes)[k]);
-    }
-  }
+// partials [rows][blocks][kSliceDots]. A block owns 256 columns and takes kRows rows at a time, every `stride`-th of
+// them from `group` on; what the next ones need is on its way meanwhile.
+template <bool kFloat, int kRows>
+__global__ void __launch_bounds__(kSliceThreads, 2)
+    slices_kernel(Weights fn, Leaving leaving, int64_t width, int64_t rows, float* streams, float* partials) {
+  static_assert(kRows == 2);
+  __shared__ float x[kRows][kStreams][kColumns], maps[2][kRows][kMaps];
+  const auto blocks = static_cast<int>(width / kColumns);
+  const int rank = static_cast<int>(blockIdx.x) % blocks, thread = static_cast<int>(threadIdx.x);
+  const int64_t group = blockIdx.x / blocks, stride = gridDim.x / blocks;
   ptx::let_next_start();
+  const SliceDots<kFloat> dots(fn, width, rank * kColumns);
+  const bool leaves = leaving.maps != nullptr;
+  const int column = thread % kColumns, own = thread / kColumns;
+  const int64_t at = rank * kColumns + column;
+  float old[kStreams], added = 0.0f, map = 0.0f;
+  // Of rows first and first + 1; rows past the end are zeros.
+  const auto load = [&](int64_t first) {
+    const int64_t row = first + own;
+    const float* from = streams + row * kStreams * width + at;
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) old[s] = row < rows ? from[s * width] : 0.0f;
+    if (!leaves) return;
+    added = row < rows ? leaving.y[row * width + at] : 0.0f;
+    if (thread < kRows * kMaps) map = first + thread / kMaps < rows ? leaving.maps[first * kMaps + thread] : 0.0f;
+  };
+  const auto place_maps = [&](int buffer) {
+    if (leaves && thread < kRows * kMaps) maps[buffer][0][thread] = map;
+  };
   ptx::wait_for_previous();
-  if (thread < kSumSlice) {
-    float* own = streams + row * kStreams * width + first + thread;
-    float old[kStreams];
-#pragma unroll
-    for (int s = 0; s < kStreams; ++s) old[s] = own[s * width];
-    if (leaving.maps == nullptr) {
-#pragma unroll
-      for (int s = 0; s < kStreams; ++s) x[s][thread] = old[s];
-    } else {
-      const float* post = leaving.maps + row * kMaps + kStreams;
-      const float* comb = post + kStreams;
-      const float added = leaving.y[row * width + first + thread];
-#pragma unroll
-      for (int j = 0; j < kStreams; ++j) {
-        float mixed = comb[j] * old[0];
-#pragma unroll
-        for (int s = 1; s < kStreams; ++s) mixed = fmaf(comb[s * kStreams + j], old[s], mixed);
-        mixed = fmaf(post[j], added, mixed);
-        x[j][thread] = mixed;
-        own[j * width] = mixed;
-      }
-    }
-  }
+  load(group * kRows);
+  place_maps(0);
   __syncthreads();
-  const auto slices = static_cast<int64_t>(kStreams) * blocks;
+  int buffer = 0;
+  for (int64_t first = group * kRows; first < rows; first += stride * kRows, buffer ^= 1) {
+    const int64_t row = first + own;
+    if (leaves) {
+      float mixed[kStreams];
+      leave_column(maps[buffer][own], old, added, mixed);
+      float* to = streams + row * kStreams * width + at;
 #pragma unroll
-  for (int round = 0; round < kRounds; ++round) {
-    const int task = group + round * kGroups, dot = task / kStreams, stream = task % kStreams;
-    float sum = 0.0f;
-    if (task < kTasks) {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const float value = x[stream][i * 16 + lane];
-        sum = fmaf(dot < kMaps ? weights[round][i] : value, value, sum);
+      for (int s = 0; s < kStreams; ++s) {
+        x[own][s][column] = mixed[s];
+        if (row < rows) to[s * width] = mixed[s];
       }
+    } else {
+#pragma unroll
+      for (int s = 0; s < kStreams; ++s) x[own][s][column] = old[s];
     }
-    sum = lane_tree(sum);
-    if (task < kTasks && lane == 0) partials[(row * slices + stream * blocks + first / kSumSlice) * kPitch + dot] = sum;
+    load(first + stride * kRows);
+    __syncthreads();
+    dots.template take<kRows>(x, [&](int r, int dot, float sum) {
+      if (first + r < rows) partials[((first + r) * blocks + rank) * kSliceDots + dot] = sum;
+    });
+    place_maps(buffer ^ 1);
+    __syncthreads();
   }
-}
-
-// a / b, rounded to nearest, of numbers far from the ends of float32's range: the reciprocal, one step of Newton's, and
-// two corrections of the quotient by its remainder, as the compiler's own division has it behind its range checks.
-__device__ float quotient(float a, float b) {
-  if (!(fabsf(a) < 0x1p60f && fabsf(b) < 0x1p60f && fabsf(a) > 0x1p-60f && fabsf(b) > 0x1p-60f)) return a / b;
-  const float guess = ptx::reciprocal(b);
-  const float inverse = fmaf(guess, fmaf(-b, guess, 1.0f), guess);
-  float q = a * inverse;
-  q = fmaf(fmaf(-b, q, a), inverse, q);
-  return fmaf(fmaf(-b, q, a), inverse, q);
 }
 
 __global__ void __launch_bounds__(kEnterThreads + kSinkhornThreads)
     maps_kernel(HyperShape shape, const float* base, const float* scale, const float* norm, const float* streams,
                 const float* partials, float* maps, float* h) {
-  extern __shared__ float parts[];  // [slices][kPitch], then what is collapsed [width]
+  extern __shared__ float parts[];  // [blocks][kSliceDots], then what is collapsed [width]
   __shared__ float dots[kDots], map[kMaps], sums[kEnterThreads / 16];
   const int thread = threadIdx.x, lane = thread % 32;
   const int64_t row = blockIdx.x, width = shape.width;
-  const auto slices = static_cast<int>(kStreams * width / kSumSlice);
+  const auto blocks = static_cast<int>(width / kColumns);
   ptx::let_next_start();
   ptx::wait_for_previous();
   streams += row * kStreams * width;
   h += row * width;
-  for (int i = thread; i < slices * kPitch; i += kEnterThreads + kSinkhornThreads)
-    parts[i] = i % kPitch < kDots ? partials[row * slices * kPitch + i] : 0.0f;
+  for (int i = thread; i < blocks * kSliceDots; i += kEnterThreads + kSinkhornThreads)
+    parts[i] = partials[row * blocks * kSliceDots + i];
   __syncthreads();
   if (thread < kDots) {
-    float sum = parts[thread];
+    float sum = 0.0f;
+    for (int stream = 0; stream < kStreams; ++stream) {
+      const float* part = parts + stream * kDots + thread;
 #pragma unroll 16
-    for (int i = 1; i < slices; ++i) sum = sum + parts[i * kPitch + thread];
+      for (int block = 0; block < blocks; ++block) sum = stream + block == 0 ? part[0] : sum + part[block * kSliceDots];
+    }
     dots[thread] = sum;
   }
   __syncthreads();
-  if (thread < kMaps) {
-    const float inverse = 1.0f / sqrtf(dots[kMaps] / static_cast<float>(kStreams * width) + shape.norm_epsilon);
-    const int group = thread / kStreams < 2 ? thread / kStreams : 2;
-    float value = dots[thread] * inverse * scale[group] + base[thread];
-    if (group < 2) value = sigmoid_of(value);
-    if (group == 0) value = value + shape.epsilon;
-    if (group == 1) value = value * 2.0f;
-    map[thread] = value;
-    if (group < 2) maps[row * kMaps + thread] = value;
+  if (thread < 32) {
+    const float value = MapLane(shape, base, scale, lane).value(lane < kDots ? dots[lane] : 0.0f);
+    if (lane < kMaps) map[lane] = value;
+    if (lane < 2 * kStreams) maps[row * kMaps + lane] = value;
   }
   __syncthreads();
   if (thread >= kEnterThreads) {
-    // Lane l of sixteen holds element (l / 4, l % 4); the upper half repeats the lower.
-    const int i = lane % 16, at = i / 4 * 4;
-    float value = map[2 * kStreams + i];
-    const auto row_of = [&](int j) { return __shfl_sync(0xffffffffu, value, at + j); };
-    const auto column_of = [&](int j) { return __shfl_sync(0xffffffffu, value, j * 4 + i % 4); };
-    float most = row_of(0);
-#pragma unroll
-    for (int j = 1; j < kStreams; ++j) {
-      const float other = row_of(j);
-      most = most < other ? other : most;
-    }
-    value = exp_of(value - most);
-    const auto divide = [&](float a, float b, float c, float d, float epsilon) {
-      value = quotient(value, a + b + c + d + epsilon);
-    };
-    const auto divide_rows = [&](float epsilon) { divide(row_of(0), row_of(1), row_of(2), row_of(3), epsilon); };
-    const auto divide_columns = [&] { divide(column_of(0), column_of(1), column_of(2), column_of(3), shape.epsilon); };
-    divide_rows(0.0f);
-    value = value + shape.epsilon;
-    divide_columns();
-    for (int round = 1; round < shape.sinkhorn_iterations; ++round) {
-      divide_rows(shape.epsilon);
-      divide_columns();
-    }
-    if (lane < 16) maps[row * kMaps + 2 * kStreams + i] = value;
+    const float comb = normalised(shape, map[2 * kStreams + lane % 16]);
+    if (lane < 16) maps[row * kMaps + 2 * kStreams + lane] = comb;
     return;
   }
   // Collapse, all threads; then the sum of squares by slices, sixteen threads each.
-  float* collapsed = parts + slices * kPitch;
+  float* collapsed = parts + blocks * kSliceDots;
 #pragma unroll 8
   for (int64_t k = thread; k < width; k += kEnterThreads) {
     float value = map[0] * streams[k];
@@ -199,19 +158,21 @@ bool hyper_fits(const HyperShape& shape, const Weights& fn) {
 }
 
 int64_t hyper_partial_floats(const HyperShape& shape, int64_t rows) {
-  return rows * kPitch * kStreams * shape.width / kSumSlice;
+  return rows * kSliceDots * (shape.width / kColumns);
 }
 
 cudaError_t hyper_site(cudaStream_t stream, const HyperShape& shape, const Weights& fn, const float* base,
                        const float* scale, const float* norm, const float* leaving_maps, const float* leaving_y,
                        int64_t rows, float* streams, float* partials, float* maps, float* h) {
   if (rows == 0) return cudaSuccess;
-  const auto blocks = static_cast<unsigned>(rows * (shape.width / kSumSlice));
+  constexpr int kRows = 2, kMostBlocks = 256;
+  const int64_t columns = shape.width / kColumns, most = kMostBlocks / columns > 0 ? kMostBlocks / columns : 1;
+  const int64_t wanted = (rows + kRows - 1) / kRows, groups = wanted < most ? wanted : most;
+  const auto blocks = static_cast<unsigned>(groups * columns);
   const Leaving leaving{leaving_maps, leaving_y};
+  const auto slices = fn.form == WeightForm::kF32 ? slices_kernel<true, kRows> : slices_kernel<false, kRows>;
   const cudaError_t error =
-      fn.form == WeightForm::kF32
-          ? launch(dots_kernel<true>, blocks, kDotThreads, 0, stream, fn, leaving, shape.width, streams, partials)
-          : launch(dots_kernel<false>, blocks, kDotThreads, 0, stream, fn, leaving, shape.width, streams, partials);
+      launch(slices, blocks, kSliceThreads, 0, stream, fn, leaving, shape.width, rows, streams, partials);
   if (error != cudaSuccess) return error;
   return launch(maps_kernel, static_cast<unsigned>(rows), kEnterThreads + kSinkhornThreads,
                 static_cast<size_t>(hyper_shared_bytes(shape.width)), stream, shape, base, scale, norm,

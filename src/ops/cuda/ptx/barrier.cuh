@@ -9,4 +9,10 @@ __device__ inline void synchronise_some() {
   asm volatile("bar.sync %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
 }
 
+// Arrives there without waiting, as one of the kThreads.
+template <int kName, int kThreads>
+__device__ inline void arrive_at_some() {
+  asm volatile("bar.arrive %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
+}
+
 }  // namespace verbatim::ops::cuda::ptx
