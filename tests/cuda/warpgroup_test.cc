@@ -145,6 +145,45 @@ TEST_F(Warpgroup, ProductsHaveTheBitsOfMmaSync) {
     }
 }
 
+// Three terms added at once, or from raw sums.
+TEST_F(Warpgroup, TermsAreAddedInOrder) {
+  for (const WeightForm form : {WeightForm::kBf16, WeightForm::kNvfp4})
+    for (const int64_t count : {70, 1000}) {
+      constexpr int64_t kOutputs = 600, kColumns = 448;
+      const Weights w = matrix(form, kOutputs, kColumns);
+      Preparation preparation;
+      preparation.x = rows(count, kColumns);
+      preparation.x_stride = preparation.columns = preparation.stride = kColumns;
+      preparation.rows = count;
+      preparation.terms = 3;
+      preparation.to = upload(std::vector<uint16_t>(static_cast<size_t>(3 * count * kColumns)));
+      check(prepare(stream_.get(), preparation), "prepare");
+      Bf16Product p;
+      p.weights = w;
+      p.x = preparation.to;
+      p.x_stride = kColumns;
+      p.rows = count;
+      p.terms = 3;
+      p.raw = floats(3 * count * kOutputs);
+      Finish finish;
+      finish.raw = p.raw;
+      finish.rows = count;
+      finish.outputs = finish.y_stride = kOutputs;
+      finish.terms = 3;
+      finish.scale = 0.7f;
+      finish.y = floats(count * kOutputs);
+      check(packed_tile_products(stream_.get(), &p, 1), "packed_tile_products");
+      check(finish_products(stream_.get(), &finish, 1), "finish_products");
+      p.raw = floats(count * kOutputs);
+      p.scale = finish.scale;
+      p.adds_terms = true;
+      check(warpgroup_products(stream_.get(), &p, 1), "warpgroup_products");
+      EXPECT_TRUE(bits(finish.y, count * kOutputs) == bits(p.raw, count * kOutputs)) << count << " rows";
+      stream_.synchronise();
+      held_.clear();
+    }
+}
+
 TEST_F(Warpgroup, ExpertsHaveTheBitsOfMmaSync) {
   struct Case {
     int64_t experts, rows, top, columns, inner, shared_inner, width;

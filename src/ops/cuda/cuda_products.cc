@@ -21,6 +21,18 @@ float part_scale(const Matrix& w) {
   return w.input_scale > 0.0f ? w.input_scale * scale : scale;
 }
 
+// Whether products go through warpgroup_products.
+bool takes_warpgroups(std::span<const Ops::Product> products, int parts) {
+  return has_warpgroup_products() && std::all_of(products.begin(), products.end(), [&](const Ops::Product& each) {
+           return warpgroup_takes(weights_of(*each.weight), parts);
+         });
+}
+
+// Whether products of packed weights write what they are for, with no raw sums to add afterwards.
+bool writes_results(std::span<const Ops::Product> products, int terms, int parts) {
+  return products.front().weight->is_packed && parts == 1 && (terms == 1 || takes_warpgroups(products, parts));
+}
+
 }  // namespace
 
 // Activations that were rounded to NVFP4 are exact in one term.
@@ -142,12 +154,12 @@ void CudaOps::multiply_blocks(std::span<const Product> left, const float* x, int
   while (!left.empty()) {
     const auto group = left.first(std::min<size_t>(left.size(), kMostGroup));
     left = left.subspan(group.size());
+    const bool direct = writes_results(group, terms, parts);
     int64_t row_bytes = 0, columns = 0;
     for (const Product& each : group) {
       const Matrix& w = *each.weight;
       const bool prepared = w.columns == columns && w.input_scale == 0.0f;
-      const bool adds = !w.is_packed || terms > 1 || parts > 1;
-      row_bytes += terms * ((adds ? 4 * parts * w.rows : 0) + (prepared ? 0 : 2 * w.columns));
+      row_bytes += terms * ((direct ? 0 : 4 * parts * w.rows) + (prepared ? 0 : 2 * w.columns));
       columns = w.input_scale == 0.0f ? w.columns : 0;
     }
     const int64_t block = product_block_rows(row_bytes);
@@ -162,6 +174,7 @@ void CudaOps::multiply_blocks(std::span<const Product> left, const float* x, int
 void CudaOps::multiply_block(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows,
                              int terms, int parts) {
   const auto count = static_cast<int>(products.size());
+  const bool direct = writes_results(products, terms, parts);
   Preparation preparations[kMostGroup];
   Bf16Product parts_of[kMostGroup];
   Finish finishes[kMostGroup];
@@ -205,9 +218,7 @@ void CudaOps::multiply_block(std::span<const Product> products, const float* x, 
     finish.y = products[static_cast<size_t>(i)].y;
     finish.y_stride = products[static_cast<size_t>(i)].y_stride;
     raw_at[i] = bytes;
-    // One term and part of packed weights need no sums afterwards.
-    if (w.is_packed && terms == 1 && parts == 1) continue;
-    bytes += rounded_up(4 * parts * finish.slices * terms * rows * w.rows, 256);
+    if (!direct) bytes += rounded_up(4 * parts * finish.slices * terms * rows * w.rows, 256);
   }
   std::byte* base = scratch_.take(bytes, stream_);
   for (int i = 0; i < prepared; ++i) {
@@ -222,17 +233,14 @@ void CudaOps::multiply_block(std::span<const Product> products, const float* x, 
   if (!products.front().weight->is_packed) {
     check(bf16_products(stream_.get(), parts_of, count), "matmul");
   } else {
-    const bool direct = terms == 1 && parts == 1;
     for (int i = 0; i < count && direct; ++i) {
       parts_of[i].raw = finishes[i].y;
       parts_of[i].raw_stride = finishes[i].y_stride;
       parts_of[i].scale = finishes[i].scale;
+      parts_of[i].adds_terms = true;
     }
-    const bool warpgroups = has_warpgroup_products() &&
-                            std::all_of(parts_of, parts_of + count,
-                                        [&](const Bf16Product& p) { return warpgroup_takes(p.weights, parts); });
-    check(warpgroups ? warpgroup_products(stream_.get(), parts_of, count)
-                     : packed_tile_products(stream_.get(), parts_of, count),
+    check(takes_warpgroups(products, parts) ? warpgroup_products(stream_.get(), parts_of, count)
+                                            : packed_tile_products(stream_.get(), parts_of, count),
           "matmul");
     if (direct) return;
   }

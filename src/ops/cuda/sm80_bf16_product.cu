@@ -29,16 +29,27 @@ __global__ void prepare_kernel(Preparation p) {
       for (int64_t k = p.columns; k < p.stride; ++k) to[t * term_stride + k] = 0;
 }
 
-// One term, no rounding to NVFP4: eight inputs a thread. Bytes: four read and two written an element.
+// No rounding to NVFP4: eight inputs a thread. Bytes: four read and two a term written an element.
+template <int kTerms>
 __global__ void round_kernel(Preparation p) {
   const int64_t pieces = p.columns / 8, i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= p.rows * pieces) return;
   const int64_t row = i / pieces, k = i % pieces * 8;
   const auto* x = reinterpret_cast<const float4*>(p.x + row * p.x_stride + k);
   const float4 low = __ldcs(x), high = __ldcs(x + 1);
-  const auto pair = [](float a, float b) { return bf16_bits(a) | bf16_bits(b) << 16; };
-  *reinterpret_cast<uint4*>(p.to + row * p.stride + k) =
-      make_uint4(pair(low.x, low.y), pair(low.z, low.w), pair(high.x, high.y), pair(high.z, high.w));
+  float rest[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  for (int t = 0; t < kTerms; ++t) {
+    uint32_t pairs[4];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const uint32_t bits = bf16_bits(rest[j]);
+      pairs[j / 2] = j % 2 == 0 ? bits : pairs[j / 2] | bits << 16;
+      const float taken = bf16_value(bits);
+      rest[j] = isfinite(taken) ? rest[j] - taken : 0.0f;
+    }
+    *reinterpret_cast<uint4*>(p.to + (t * p.rows + row) * p.stride + k) =
+        make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
 }
 
 struct Group {
@@ -162,9 +173,13 @@ bool splits_slices(int64_t rows, int terms) { return rows * terms <= kSplitColum
 cudaError_t prepare(cudaStream_t stream, const Preparation& p) {
   const int64_t blocks = (p.first_column_in_block + p.columns + 15) / 16;
   if (p.rows * blocks == 0) return cudaSuccess;
-  if (p.terms == 1 && p.input_scale == 0.0f && p.first_column_in_block == 0 && p.columns % 8 == 0 &&
+  if ((p.terms == 1 || p.terms == 3) && p.input_scale == 0.0f && p.first_column_in_block == 0 && p.columns % 8 == 0 &&
       p.stride == p.columns && p.x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.x) % 16 == 0) {
-    round_kernel<<<static_cast<unsigned>(tiles(p.rows * p.columns / 8, kThreads)), kThreads, 0, stream>>>(p);
+    const auto blocks = static_cast<unsigned>(tiles(p.rows * p.columns / 8, kThreads));
+    if (p.terms == 1)
+      round_kernel<1><<<blocks, kThreads, 0, stream>>>(p);
+    else
+      round_kernel<3><<<blocks, kThreads, 0, stream>>>(p);
     return cudaGetLastError();
   }
   prepare_kernel<<<static_cast<unsigned>(tiles(p.rows * blocks, kThreads)), kThreads, 0, stream>>>(p);

@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
       t.source = s.source + place;
       return true;
     };
-    run_tiles(memory, static_cast<uint32_t>(*s.tile_count) * across, locate, StoreHidden{p.limit});
+    run_tiles<false>(memory, static_cast<uint32_t>(*s.tile_count) * across, locate, StoreHidden{p.limit});
   }
 }
 
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
       t.x_stride = p.inner;
       return true;
     };
-    run_tiles(memory, static_cast<uint32_t>(*s.tile_count) * across * parts, locate, StoreDown{});
+    run_tiles<false>(memory, static_cast<uint32_t>(*s.tile_count) * across * parts, locate, StoreDown{});
   }
 }
 

@@ -29,8 +29,7 @@ struct StoreSums {
   }
 };
 
-// kUnused: for `if constexpr`.
-template <int kUnused>
+template <bool kAddsTerms>
 __global__ void __launch_bounds__(kGroupThreads, 1) product_kernel(const __grid_constant__ Group group) {
   extern __shared__ __align__(16) std::byte memory[];
   if constexpr (ptx::kHasWgmma) {
@@ -40,7 +39,8 @@ __global__ void __launch_bounds__(kGroupThreads, 1) product_kernel(const __grid_
       index -= group.first_tile[which];
       const Bf16Product& p = group.products[which];
       const Weights& w = p.weights;
-      const auto rows = static_cast<uint32_t>(p.rows * p.terms), columns = static_cast<uint32_t>(group.columns);
+      const auto rows = static_cast<uint32_t>(kAddsTerms ? p.rows : p.rows * p.terms),
+                 columns = static_cast<uint32_t>(group.columns);
       const uint32_t across = (rows + columns - 1) / columns;
       const auto down = static_cast<uint32_t>((w.rows + kGroupOutputs - 1) / kGroupOutputs);
       const uint32_t part = index / (across * down);
@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(kGroupThreads, 1) product_kernel(const __grid_
       t.order.steps = static_cast<int>(length / kGroupStep);
       t.order.count = static_cast<int>(rows - column < columns ? rows - column : columns);
       t.order.outputs = static_cast<int>(w.rows - output);
+      t.order.terms = kAddsTerms ? p.terms : 1;
       t.order.scale[0] = t.order.scale[1] = p.scale;
       t.order.to = p.raw + (int64_t{part} * rows + column) * stride + output;
       t.order.stride = stride;
@@ -63,9 +64,10 @@ __global__ void __launch_bounds__(kGroupThreads, 1) product_kernel(const __grid_
       fill_half(t, 1, w, output / kPackedRows + 4, from);
       t.x = p.x + column * p.x_stride + from;
       t.x_stride = p.x_stride;
+      t.x_term_stride = p.rows * p.x_stride;
       return true;
     };
-    run_tiles(memory, group.tiles, locate, StoreSums{});
+    run_tiles<kAddsTerms>(memory, group.tiles, locate, StoreSums{});
   }
 }
 
@@ -93,16 +95,17 @@ cudaError_t warpgroup_products(cudaStream_t stream, const Bf16Product* products,
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) return error;
+  const bool adds_terms = products[0].adds_terms && products[0].terms > 1;
   Group group{};
   group.count = count;
   // Tiles of fewer columns where there would not be enough of them.
-  for (group.columns = kGroupColumns;; group.columns /= 2) {
+  for (group.columns = adds_terms ? 64 : kGroupColumns;; group.columns /= 2) {
     int64_t total = 0;
     for (int i = 0; i < count; ++i) {
       const Bf16Product& p = products[i];
       group.products[i] = p;
       group.first_tile[i] = static_cast<uint32_t>(total);
-      total += (p.rows * p.terms + group.columns - 1) / group.columns * p.parts *
+      total += ((adds_terms ? p.rows : p.rows * p.terms) + group.columns - 1) / group.columns * p.parts *
                ((p.weights.rows + kGroupOutputs - 1) / kGroupOutputs);
     }
     group.tiles = static_cast<uint32_t>(total);
@@ -110,11 +113,12 @@ cudaError_t warpgroup_products(cudaStream_t stream, const Bf16Product* products,
   }
   if (group.tiles == 0) return cudaSuccess;
   constexpr auto kBytes = static_cast<int>(warpgroup_tile_shared_bytes());
-  error = cudaFuncSetAttribute(product_kernel<0>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  void (*kernel)(Group) = product_kernel<false>;
+  if (adds_terms) kernel = product_kernel<true>;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  const auto blocks =
-      group.tiles < static_cast<uint32_t>(multiprocessors) ? group.tiles : static_cast<uint32_t>(multiprocessors);
-  product_kernel<0><<<blocks, kGroupThreads, kBytes, stream>>>(group);
+  const auto most = static_cast<uint32_t>(multiprocessors), blocks = group.tiles < most ? group.tiles : most;
+  kernel<<<blocks, kGroupThreads, kBytes, stream>>>(group);
   return cudaGetLastError();
 }
 

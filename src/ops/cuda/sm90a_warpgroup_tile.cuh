@@ -2,10 +2,11 @@
 // warpgroups of 64, times up to 128 columns, which are rows of prepared activations. Weights stand in packed.cuh's
 // order, which is the order of wgmma's first operand in registers; the second operand is read out of shared memory.
 //
-// A block stays and takes tiles one after another. 128 threads fill a ring of steps of 64 inputs: the rows by copies of
-// 16 bytes to where the 128-byte swizzle puts them, the weights by bulk copies. The two warpgroups of sums take a
-// step's weights to registers (NVFP4: and unpack them) while the step before is multiplied. What a tile is stands in
-// the ring too, so that those who add wait for no descriptions.
+// A block stays and takes tiles one after another. 128 threads fill a ring of steps of 64 inputs by copies of 16 bytes,
+// the rows to where the 128-byte swizzle puts them. (Bulk copies of the weights' pieces of 64 to 2,048 bytes held the
+// rest up: 420 and 290 TFLOP/s instead of 565 and 525.) The two warpgroups of sums take a step's weights to registers
+// (NVFP4: and unpack them) while the step before is multiplied. What a tile is stands in the ring too, so that those
+// who add wait for no descriptions.
 //
 // Order of sums (ops.h): one chain of 16 instructions a slice of 256 inputs, slices added left to right, as in
 // sm80_packed_tile.cuh; mma.sync and wgmma give equal bits. Inputs of a part are a multiple of 64.
@@ -33,6 +34,7 @@ struct TileOrder {
   int steps = 0;    // of 64 inputs; 0: there are no more tiles
   int count = 0;    // columns, at most kGroupColumns
   int outputs = 0;  // from the tile's first on; may be more than kGroupOutputs
+  int terms = 1;    // of the columns, whose sums times the scale are added
   float scale[2] = {1.0f, 1.0f};
   void* to = nullptr;  // of column 0 and the first output
   int64_t stride = 0;
@@ -46,7 +48,7 @@ struct FilledTile {
   int row_tiles[2];          // of the four, those that there are
   int64_t columns = 0;       // of the matrices
   const uint16_t* x = nullptr;
-  int64_t x_stride = 0;
+  int64_t x_stride = 0, x_term_stride = 0;
   const int32_t* source = nullptr;  // row of x of each column, or null: columns are rows
 };
 
@@ -106,7 +108,8 @@ __device__ inline void fill_tile(GroupShared& shared, RingPlace& place, const Fi
     else if (thread >= 16 && thread < 32 && thread / 4 - 4 < t.row_tiles[1])
       scales = t.scales[1] + (thread / 4 - 4) * t.columns + thread % 4 * 16;
   }
-  for (int step = 0; step < t.order.steps; ++step) {
+  const int all_steps = t.order.steps * t.order.terms;
+  for (int any = 0, step = 0; any < all_steps; ++any) {
     ptx::wait_for(&shared.empty[place.slot], place.phase ^ 1);
     GroupShared::Step& to = shared.ring[place.slot];
     if (wide) {
@@ -128,10 +131,16 @@ __device__ inline void fill_tile(GroupShared& shared, RingPlace& place, const Fi
         ptx::copy_16_bytes(&to.x[row + i * kRows][(piece ^ row % 8) * 8], rows[i] + step * kGroupStep);
     ptx::arrive_after_copies(&shared.full[place.slot]);
     if (thread == 0) {
-      if (step == 0) shared.orders[place.slot] = t.order;
+      if (any == 0) shared.orders[place.slot] = t.order;
       ptx::arrive(&shared.full[place.slot]);
     }
     place.advance();
+    if (++step == t.order.steps) {
+      step = 0;
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i)
+        if (rows[i] != nullptr) rows[i] += t.x_term_stride;
+    }
   }
 }
 
@@ -164,7 +173,9 @@ __device__ void add_steps(GroupShared& shared, RingPlace& place, int steps, floa
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const auto fetch = [&](uint32_t(&to)[4][4]) {
     ptx::wait_for(&shared.full[place.slot], place.phase);
-    ptx::fence_async();  // copies of rows are ordinary writes, wgmma's reads are not
+    // Copies are ordinary writes and wgmma's reads are not. A warp of its own for these fences, or one fence for all
+    // the steps that are there, was slower.
+    ptx::fence_async();
     Stage<kForm, 4> tiles;
     take_weights(shared.ring[place.slot].weights, warp, lane, tiles);
 #pragma unroll
@@ -257,8 +268,8 @@ __device__ void store_sums(GroupShared& shared, const TileOrder& order, const fl
 
 // ---- a block --------------------------------------------------------------------------------------------------------
 // Tiles blockIdx.x, + gridDim.x, ... below `tiles`. locate(index, FilledTile&) says what a tile is, or false: nothing.
-// finish.operator()<kN>(shared, order, totals) is called by those who add.
-template <class Locate, class Finish>
+// finish.operator()<kN>(shared, order, totals) is called by those who add. kAddsTerms: columns are at most 64.
+template <bool kAddsTerms, class Locate, class Finish>
 __device__ void run_tiles(std::byte* memory, uint32_t tiles, const Locate& locate, const Finish& finish) {
   auto& shared = *reinterpret_cast<GroupShared*>(
       memory + (kGroupAlignment - ptx::shared_address(memory) % kGroupAlignment) % kGroupAlignment);
@@ -286,15 +297,28 @@ __device__ void run_tiles(std::byte* memory, uint32_t tiles, const Locate& locat
       if (order.steps == 0) break;
       const auto add = [&]<WeightForm kForm, int kN>() {
         float totals[kN / 2];
-        add_steps<kForm, kN>(shared, place, order.steps, totals);
-        finish.template operator()<kN>(shared, order, totals);
+        if constexpr (kAddsTerms) {
+          const float scale = threadIdx.x < 128 ? order.scale[0] : order.scale[1];
+          float sums[kN / 2];
+          for (int term = 0; term < order.terms; ++term) {
+            add_steps<kForm, kN>(shared, place, order.steps, totals);
+#pragma unroll
+            for (int i = 0; i < kN / 2; ++i) sums[i] = term == 0 ? totals[i] * scale : sums[i] + totals[i] * scale;
+          }
+          TileOrder scaled = order;
+          scaled.scale[0] = scaled.scale[1] = 1.0f;
+          finish.template operator()<kN>(shared, scaled, sums);
+        } else {
+          add_steps<kForm, kN>(shared, place, order.steps, totals);
+          finish.template operator()<kN>(shared, order, totals);
+        }
       };
       const auto add_columns = [&]<WeightForm kForm>() {
-        switch ((order.count + 31) / 32) {
-          case 1: return add.template operator()<kForm, 32>();
-          case 2: return add.template operator()<kForm, 64>();
-          case 3: return add.template operator()<kForm, 96>();
-          default: return add.template operator()<kForm, 128>();
+        if (order.count <= 32) return add.template operator()<kForm, 32>();
+        if (kAddsTerms || order.count <= 64) return add.template operator()<kForm, 64>();
+        if constexpr (!kAddsTerms) {
+          if (order.count <= 96) return add.template operator()<kForm, 96>();
+          return add.template operator()<kForm, 128>();
         }
       };
       if (order.form == WeightForm::kBf16)

@@ -11,7 +11,7 @@ bool has_warpgroup_products();
 
 // Packed, inputs of a part a multiple of 64.
 bool warpgroup_takes(const Weights& weights, int parts);
-// As packed_tile_products.
+// As packed_tile_products; or terms are added too (all of them do or none).
 cudaError_t warpgroup_products(cudaStream_t stream, const Bf16Product* products, int count);
 
 // As experts(), of a problem that says `warpgroups`: of packed matrices that warpgroup_takes all takes, in one term,
