@@ -33,6 +33,7 @@ void print_json(const model::Plan& plan) {
                             {"sequence_bytes", plan.rank_sequence_bytes},
                             {"snapshot_bytes", plan.rank_snapshot_bytes},
                             {"workspace_bytes", plan.workspace_bytes},
+                            {"working_bytes", plan.working_bytes},
                             {"needed_bytes", plan.needed_bytes}});
   }
   out["sequence_bytes"] = plan.sequence_bytes;
@@ -66,8 +67,11 @@ void print_table(const model::Plan& plan, const model::PlanOptions& options) {
              plan.page_bytes);
   fmt::print("  a snapshot         {:>10.2f} MiB ({:.2f} on each rank)\n", mib(plan.snapshot_bytes),
              mib(plan.rank_snapshot_bytes));
-  fmt::print("  workspace          {:>10.2f} MiB for steps of {} rows\n\n", mib(plan.workspace_bytes),
+  fmt::print("  workspace          {:>10.2f} MiB for steps of {} rows\n", mib(plan.workspace_bytes),
              options.chunk_rows);
+  if (options.backend == model::BackendKind::kCuda)
+    fmt::print("  operators          {:>10.2f} MiB of working memory in such steps\n", mib(plan.working_bytes));
+  fmt::print("\n");
   fmt::print("{} sequence{} of {} tokens need {} GiB on each rank", options.sequences,
              options.sequences == 1 ? "" : "s", plan.context_tokens, gib(static_cast<double>(plan.needed_bytes)));
   if (options.memory_bytes == 0) {

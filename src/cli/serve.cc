@@ -94,10 +94,6 @@ engine::BudgetOptions budget_options(const Options& options) {
   budget.next_n_experts =
       options.run.next_n_experts == "packed" ? model::NextNExperts::kPacked : model::NextNExperts::kStored;
   budget.activation_scales = options.run.precision == "checkpoint";
-  if (budget.backend == model::BackendKind::kCuda) {
-    budget.cache_element_bytes = ops::kCudaCacheElementBytes;
-    budget.working_bytes = ops::kCudaWorkingBytes;
-  }
   return budget;
 }
 
@@ -145,6 +141,9 @@ void run(const Options& options) {
     budget_asked.memory_bytes = ops::cuda_free_bytes(*loaded.ops) + plan.ranks.front().weights_bytes;
     budget = engine::make_budget(loaded.source.checkpoint, loaded.source.config, budget_asked);
   }
+  // What operators need is taken now, not in the middle of a reply.
+  if (budget_asked.backend == model::BackendKind::kCuda)
+    ops::cuda_reserve_working(*loaded.ops, budget->working_bytes - ops::kCudaFixedBytes);
   engine::BackendModelOptions sizes = budget->model;
   sizes.vocabulary_limit = served->tokenizer.size();
   engine::BackendModel backend(*loaded.ops, loaded.model, sizes);

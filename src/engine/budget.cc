@@ -34,12 +34,11 @@ Budget make_budget(const checkpoint::Checkpoint& checkpoint, const model::Config
                                              .backend = options.backend,
                                              .next_n_experts = options.next_n_experts,
                                              .activation_scales = options.activation_scales,
-                                             .chunk_rows = rows,
-                                             .cache_element_bytes = options.cache_element_bytes});
+                                             .chunk_rows = rows});
   Budget budget;
   budget.weights_bytes = plan.ranks.front().weights_bytes;
   budget.workspace_bytes = plan.workspace_bytes;
-  budget.working_bytes = options.working_bytes;
+  budget.working_bytes = plan.working_bytes;
   budget.slots_bytes = options.sequences * plan.rank_sequence_bytes;
   const int64_t left =
       options.memory_bytes - budget.weights_bytes - budget.working_bytes - budget.workspace_bytes - budget.slots_bytes;

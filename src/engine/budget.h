@@ -18,9 +18,7 @@ struct BudgetOptions {
   int64_t chunk_rows = 512;     // of a step at most
   model::BackendKind backend = model::BackendKind::kCpu;
   model::NextNExperts next_n_experts = model::NextNExperts::kStored;
-  bool activation_scales = false;   // --precision checkpoint
-  int64_t cache_element_bytes = 0;  // PlanOptions'
-  int64_t working_bytes = 0;        // what the backend's kernels take beside
+  bool activation_scales = false;  // --precision checkpoint
 };
 
 struct Budget {

@@ -6,6 +6,8 @@
 #include "checkpoint/stored_matrix.h"
 #include "model/glm.h"
 #include "model/step_buffers.h"
+#include "model/working_memory.h"
+#include "ops/cuda_backend.h"
 
 namespace verbatim::model {
 
@@ -66,9 +68,8 @@ Plan make_plan(const Checkpoint& stored, const Config& config, const PlanOptions
          options.context_tokens, config.max_positions);
   if (options.sequences < 1 || options.chunk_rows < 1 || options.memory_bytes < 0 || options.snapshot_bytes < 0)
     fail(ErrorKind::kUsage, "plan", "sequences, chunk rows and memory must be positive");
-  const int64_t element = options.cache_element_bytes > 0        ? options.cache_element_bytes
-                          : options.backend == BackendKind::kCpu ? 4
-                                                                 : 2;
+  const int64_t element =
+      options.backend == BackendKind::kCpu ? static_cast<int64_t>(sizeof(float)) : ops::kCudaCacheElementBytes;
   const Config local = rank_share(config, options.ranks);
 
   Plan plan;
@@ -89,8 +90,16 @@ Plan make_plan(const Checkpoint& stored, const Config& config, const PlanOptions
   plan.workspace_bytes = StepBuffers::bytes(local, options.chunk_rows, options.sequences);
   plan.context_tokens = options.context_tokens == 0 ? config.max_positions : options.context_tokens;
   plan.pages_per_sequence = (plan.context_tokens + ops::kPageTokens - 1) / ops::kPageTokens;
+  if (options.backend == BackendKind::kCuda)
+    plan.working_bytes = ops::kCudaFixedBytes +
+                         cuda_working_bytes(stored, config, local,
+                                            {.rows = options.chunk_rows,
+                                             .sequences = options.sequences,
+                                             .positions = plan.context_tokens,
+                                             .activation_scales = options.activation_scales,
+                                             .packed_next_n_experts = options.next_n_experts == NextNExperts::kPacked});
 
-  const int64_t fixed = rank.weights_bytes + plan.workspace_bytes + options.snapshot_bytes;
+  const int64_t fixed = rank.weights_bytes + plan.workspace_bytes + plan.working_bytes + options.snapshot_bytes;
   const int64_t sequence = mine.sequence_bytes + plan.pages_per_sequence * mine.page_bytes;
   plan.needed_bytes = fixed + options.sequences * sequence;
   plan.memory_bytes = options.memory_bytes;
@@ -103,7 +112,8 @@ Plan make_plan(const Checkpoint& stored, const Config& config, const PlanOptions
     // Each sequence has its rows in the step buffers too.
     const int64_t buffers = StepBuffers::bytes(local, options.chunk_rows, 0);
     const int64_t row_bytes = (plan.workspace_bytes - buffers) / options.sequences;
-    const int64_t free = options.memory_bytes - rank.weights_bytes - options.snapshot_bytes - buffers;
+    const int64_t free =
+        options.memory_bytes - rank.weights_bytes - plan.working_bytes - options.snapshot_bytes - buffers;
     plan.largest_sequences = std::max<int64_t>(free, 0) / (sequence + row_bytes);
   }
   if (config.has_vision) plan.not_resident.push_back("vision");

@@ -22,10 +22,9 @@ struct PlanOptions {
   int64_t memory_bytes = 0;  // of each rank; 0: not known, nothing is said to fit
   BackendKind backend = BackendKind::kCuda;
   NextNExperts next_n_experts = NextNExperts::kStored;
-  bool activation_scales = false;   // --precision checkpoint keeps input_scale
-  int64_t chunk_rows = 2048;        // rows of the longest step: sizes the workspace
-  int64_t snapshot_bytes = 0;       // budget for prefix snapshots on each rank
-  int64_t cache_element_bytes = 0;  // of caches; 0: the backend's, 4 on the CPU and 2 on CUDA
+  bool activation_scales = false;  // --precision checkpoint keeps input_scale
+  int64_t chunk_rows = 2048;       // rows of the longest step: sizes the workspace
+  int64_t snapshot_bytes = 0;      // budget for prefix snapshots on each rank
 };
 
 struct RankPlan {
@@ -41,8 +40,9 @@ struct Plan {
   int64_t page_bytes = 0;   // kPageTokens tokens
   int64_t snapshot_bytes = 0, rank_snapshot_bytes = 0;
   int64_t workspace_bytes = 0;  // of each rank: what StepBuffers allocates for the sequences asked for
+  int64_t working_bytes = 0;    // likewise: what CUDA's operators and its launches take beside
   int64_t context_tokens = 0, pages_per_sequence = 0;
-  int64_t needed_bytes = 0;  // of the fullest rank: weights, workspace, snapshots, sequences with their pages
+  int64_t needed_bytes = 0;  // of the fullest rank: weights, workspace, working memory, snapshots, sequences with pages
   int64_t memory_bytes = 0;
   bool fits = false;
   int64_t largest_context = 0;            // tokens, for the sequences asked for; 0 if none fits

@@ -15,5 +15,7 @@ std::unique_ptr<Ops> make_cuda_ops(const CudaOptions&) {
 
 double cuda_read_bandwidth(Ops&) { return 0; }
 int64_t cuda_free_bytes(Ops&) { return 0; }
+void cuda_reserve_working(Ops&, int64_t) {}
+int64_t cuda_working_held(Ops&) { return 0; }
 
 }  // namespace verbatim::ops

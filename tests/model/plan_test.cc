@@ -130,7 +130,7 @@ TEST_F(PlanTest, WhatFits) {
   const Plan two = plan(options);
   EXPECT_EQ(two.pages_per_sequence, 4688);  // 300,000 / 64 = 4,687.5
   const int64_t sequence = two.rank_sequence_bytes + 4688 * two.page_bytes;
-  const int64_t fixed = two.ranks[0].weights_bytes + two.workspace_bytes + 4 * kGiB;
+  const int64_t fixed = two.ranks[0].weights_bytes + two.workspace_bytes + two.working_bytes + 4 * kGiB;
   EXPECT_EQ(two.needed_bytes, fixed + 2 * sequence);
   EXPECT_TRUE(two.fits);
   const int64_t rows = 2 * D * 4;  // a sequence's rows in the step buffers, of which `fixed` has two sequences'

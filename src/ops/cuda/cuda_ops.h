@@ -48,6 +48,8 @@ class CudaOps final : public Ops {
     finish_leave();
     stream_.synchronise();
   }
+  void reserve_working(int64_t bytes) { scratch_.reserve(bytes, stream_); }
+  int64_t working_bytes() const { return scratch_.bytes(); }
   double read_bandwidth();  // bytes a second of a plain read kernel over 4 GiB
 
   // cuda_ops.cc

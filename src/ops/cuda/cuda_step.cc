@@ -157,4 +157,8 @@ int64_t cuda_free_bytes(Ops&) {
   return static_cast<int64_t>(free);
 }
 
+void cuda_reserve_working(Ops& ops, int64_t bytes) { dynamic_cast<cuda::CudaOps&>(ops).reserve_working(bytes); }
+
+int64_t cuda_working_held(Ops& ops) { return dynamic_cast<cuda::CudaOps&>(ops).working_bytes(); }
+
 }  // namespace verbatim::ops

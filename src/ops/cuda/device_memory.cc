@@ -61,13 +61,16 @@ template class Memory<true>;
 template class Memory<false>;
 
 std::byte* Scratch::take(int64_t bytes, const Stream& stream) {
-  if (bytes > memory_.bytes()) {
-    stream.synchronise();
-    memory_ = DeviceMemory();  // freed before more is asked for
-    memory_ = DeviceMemory(aligned(bytes + bytes / 4));
-    ++generation_;
-  }
+  if (bytes > memory_.bytes()) reserve(bytes + bytes / 4, stream);
   return memory_.data();
+}
+
+void Scratch::reserve(int64_t bytes, const Stream& stream) {
+  if (bytes <= memory_.bytes()) return;
+  stream.synchronise();
+  memory_ = DeviceMemory();  // freed before more is asked for
+  memory_ = DeviceMemory(aligned(bytes));
+  ++generation_;
 }
 
 Arguments::Arguments(const Stream& stream) : stream_(stream), host_(kArgumentBytes), device_(kArgumentBytes) {}

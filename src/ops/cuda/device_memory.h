@@ -69,6 +69,8 @@ using PinnedMemory = Memory<false>;
 class Scratch {
  public:
   std::byte* take(int64_t bytes, const Stream& stream);
+  // Holds at least so much from now on, and no more than that if it has to grow.
+  void reserve(int64_t bytes, const Stream& stream);
   int64_t bytes() const { return memory_.bytes(); }
   // Changes when what take() gives moves.
   int64_t generation() const { return generation_; }
