@@ -24,10 +24,30 @@ constexpr int kThreads = 256, kWarps = kThreads / 32, kTokens = 64, kSlice = 256
 constexpr int kOwnColumns = 64, kScoreStride = 80;
 constexpr int64_t kMostWidth = kWarps * kOwnColumns;
 // Up to here the merge of groups costs less than walking them.
-constexpr int64_t kMostGroupedRows = 8;
+constexpr int64_t kMostGroupedRows = 12;
+// How often a warp may do something else while it computes scores, and as often while it sums latents.
+constexpr int kHooks = 4;
 // Rows of bfloat16 in shared memory are sixteen bytes longer than their elements, so that one place of eight rows lies
 // in all banks.
 constexpr int kPad = 16, kWeightBytes = kTokens * 2 + kPad;
+
+// The bits of exp_of where x is no more than 0 (or NaN), by full-rate instructions alone: adding 1.5 * 2^23 rounds to a
+// whole number, which then stands in the low bits.
+__device__ float exp_of_at_most_zero(float x) {
+  const float lowest = -0x1.5d589ep+6f, whole = 0x1.8p+23f;
+  const float clamped = max_of(lowest, x);
+  const float shifted = clamped * 0x1.715476p+0f + whole;
+  const float n = shifted - whole;
+  const float r = fmaf(-n, -0x1.05c610p-29f, fmaf(-n, 0x1.62e430p-1f, clamped));
+  float q = 0x1.6a2402p-10f;
+  q = fmaf(q, r, 0x1.123a1ep-7f);
+  q = fmaf(q, r, 0x1.5558f2p-5f);
+  q = fmaf(q, r, 0x1.555492p-3f);
+  q = fmaf(q, r, 0x1.fffffcp-2f);
+  const float p = 1.0f + fmaf(r * r, q, r);
+  const float result = p * __int_as_float((__float_as_int(shifted) << 23) + (127 << 23));
+  return x < lowest ? 0.0f : result;
+}
 
 template <int kHeads>
 struct Tiles {
@@ -59,8 +79,10 @@ struct Shared {
 };
 
 // Scores of a group, scaled, by slice; absent tokens have none.
-template <int kHeads, int kWidth>
-__device__ void score(const uint8_t* query, const uint8_t* latents, float* scores, int width, int count, float scale) {
+// Between steps meanwhile(0), ... (kHooks - 1) are called.
+template <int kHeads, int kWidth, class Meanwhile>
+__device__ void score(const uint8_t* query, const uint8_t* latents, float* scores, int width, int count, float scale,
+                      const Meanwhile& meanwhile) {
   using T = Tiles<kHeads>;
   const int row_bytes = width * 2 + kPad;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slice = warp / 4;
@@ -87,8 +109,13 @@ __device__ void score(const uint8_t* query, const uint8_t* latents, float* score
   };
   if constexpr (kWidth == 2 * kSlice) {
 #pragma unroll
-    for (int step = 0; step < kSlice / 16; ++step) multiply(step);
+    for (int step = 0; step < kSlice / 16; ++step) {
+      if (step % (kSlice / 16 / kHooks) == 0) meanwhile(step / (kSlice / 16 / kHooks));
+      multiply(step);
+    }
   } else {
+#pragma unroll
+    for (int i = 0; i < kHooks; ++i) meanwhile(i);
     const int left = (width - slice * kSlice) / 16, steps = left < kSlice / 16 ? left : kSlice / 16;
     for (int step = 0; step < steps; ++step) multiply(step);
   }
@@ -144,13 +171,13 @@ __device__ void weigh(const float* scores, uint8_t* weights, float& most, float&
     uint8_t* to = weights + head * kWeightBytes + (i * 16 + first) * 2;
 #pragma unroll
     for (int l = 0; l < T::kLanes; l += 2) {
-      const float low = exp_of(own[i][l] - most);
+      const float low = exp_of_at_most_zero(own[i][l] - most);
       if constexpr (T::kLanes == 1) {
         const uint32_t bits = ptx::pack_bf16(low, 0.0f);
         lanes[0] = lanes[0] + __uint_as_float(bits << 16);
         *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(bits);
       } else {
-        const uint32_t bits = ptx::pack_bf16(low, exp_of(own[i][l + 1] - most));
+        const uint32_t bits = ptx::pack_bf16(low, exp_of_at_most_zero(own[i][l + 1] - most));
         lanes[l] = lanes[l] + __uint_as_float(bits << 16);
         lanes[l + 1] = lanes[l + 1] + __uint_as_float(bits & 0xffff0000u);
         *reinterpret_cast<uint32_t*>(to + l * 2) = bits;
@@ -173,10 +200,11 @@ __device__ void weigh(const float* scores, uint8_t* weights, float& most, float&
 }
 
 // The products of a group's weights and latents for the warp's columns, sixteen heads and 32 columns at a time:
-// take(head tile, tile of eight columns, sums, get(head tile)).
-template <int kHeads, class Get, class Take>
-__device__ void sum_latents(const uint8_t* weights, const uint8_t* latents, int width, const Get& get,
-                            const Take& take) {
+// take(head tile, tile of eight columns, sums, get(head tile)). Meanwhile
+// meanwhile(kHooks), ... (2 * kHooks - 1) are called by warps that have columns.
+template <int kHeads, class Meanwhile, class Get, class Take>
+__device__ void sum_latents(const uint8_t* weights, const uint8_t* latents, int width, const Meanwhile& meanwhile,
+                            const Get& get, const Take& take) {
   const int row_bytes = width * 2 + kPad;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
@@ -195,6 +223,11 @@ __device__ void sum_latents(const uint8_t* weights, const uint8_t* latents, int 
 #pragma unroll
     for (int h = 0; h < kHeads / 16; ++h) {
       const auto got = get(h);
+      if (half == 0) {
+        constexpr int kEach = kHooks * 16 / kHeads;
+#pragma unroll
+        for (int i = h * kEach; i < (h + 1) * kEach; ++i) meanwhile(kHooks + i);
+      }
       const uint8_t* a_row = weights + (h * 16 + lane % 16) * kWeightBytes + lane / 16 * 16;
       float sums[4][4] = {};
 #pragma unroll
@@ -250,6 +283,7 @@ __global__ void __launch_bounds__(kThreads, kStages == 1 ? 2 : 1)
   // The first lanes of each warp fetch a token of a group each: which pool holds it (a read), where it stands, its page
   // (a read), its latent. Of absent tokens, the last that is there: its weight is 0.
   constexpr int kFetched = kTokens / kWarps;
+  static_assert(kFetched == 2 * kHooks);
   const int own_token = warp * kFetched + lane;
   const bool fetches = lane < kFetched;
   const auto rank_of = [&](int group) {
@@ -268,10 +302,13 @@ __global__ void __launch_bounds__(kThreads, kStages == 1 ? 2 : 1)
   const auto latent_of = [&](int64_t stored, int32_t page) {
     return static_cast<const uint16_t*>(p.cache.latents) + (page * kPageTokens + stored % kPageTokens) * width;
   };
-  const auto fetch = [&](int stage, const uint16_t* latent) {
-    const auto bytes = static_cast<uint32_t>(width * 2);
+  // A warp's tokens are announced once, then fetched by as many lanes.
+  const auto bytes = static_cast<uint32_t>(width * 2);
+  const auto announce = [&](int stage) {
     if (lane == 0) ptx::arrive_expecting(s.arrived + stage, kFetched * bytes);
-    __syncwarp((1u << kFetched) - 1);
+    __syncwarp();
+  };
+  const auto fetch = [&](int stage, const uint16_t* latent) {
     ptx::copy_bulk(s.latents + (stage * kTokens + own_token) * row_bytes, latent, bytes, s.arrived + stage);
   };
   // In the walk each read is a group behind the one it needs, so that nobody waits for it.
@@ -285,6 +322,7 @@ __global__ void __launch_bounds__(kThreads, kStages == 1 ? 2 : 1)
     next_pool = pool_of(group + 2);
   };
   __syncthreads();
+  if (own_group < end) announce(0);
   if (fetches && own_group < end) {
     stored = stored_at(own_group, pool_of(own_group));
     fetch(0, latent_of(stored, page_of(stored)));
@@ -304,13 +342,18 @@ __global__ void __launch_bounds__(kThreads, kStages == 1 ? 2 : 1)
     const int turn = group - own_group, stage = kStages == 2 ? turn % 2 : 0;
     const uint8_t* latents = s.latents + stage * kTokens * row_bytes;
     __syncthreads();
-    if (kWalks && kStages == 2 && fetches && group + 1 < end) {
-      fetch(1 - stage, next_latent);
-      look_ahead(group + 2);
-    }
+    const bool fetches_next = kWalks && kStages == 2 && group + 1 < end;
+    if (fetches_next) announce(1 - stage);
     ptx::wait_for(s.arrived + stage, turn / kStages & 1);
     const int count = tokens - group * kTokens < kTokens ? tokens - group * kTokens : kTokens;
-    score<kHeads, kWidth>(s.query, latents, s.scores, width, count, p.scale);
+    // The next group's latents are asked for one by one: all at once would take the memory's time for them.
+    const auto fetch_one = [&](int token) {
+      if (fetches_next && lane == token) fetch(1 - stage, next_latent);
+    };
+    score<kHeads, kWidth>(s.query, latents, s.scores, width, count, p.scale, [&](int hook) {
+      fetch_one(hook);
+      if (kWidth == 0) fetch_one(kHooks + hook);
+    });
     float most = 0.0f, sum = 0.0f;
     const int head = thread / T::kParts;
     float2 scales = make_float2(0.0f, 1.0f), before = make_float2(0.0f, 0.0f);
@@ -318,7 +361,7 @@ __global__ void __launch_bounds__(kThreads, kStages == 1 ? 2 : 1)
     weigh<kHeads>(s.scores, s.weights, most, sum, [&](float own) {
       if (!kWalks || turn == 0) return;
       const float both = max_of(before.x, own);
-      scales = make_float2(exp_of(before.x - both), exp_of(own - both));
+      scales = make_float2(exp_of_at_most_zero(before.x - both), exp_of_at_most_zero(own - both));
     });
     if (thread % T::kParts == 0) {
       if constexpr (kWalks) {
@@ -334,6 +377,9 @@ __global__ void __launch_bounds__(kThreads, kStages == 1 ? 2 : 1)
     if constexpr (kWalks) {
       sum_latents<kHeads>(
           s.weights, latents, width,
+          [&](int hook) {
+            if (kWidth > 0) fetch_one(hook);
+          },
           [&](int h) {
             return Scales{s.scales[h * 16 + lane / 4], s.scales[h * 16 + 8 + lane / 4]};
           },
@@ -344,8 +390,10 @@ __global__ void __launch_bounds__(kThreads, kStages == 1 ? 2 : 1)
             all[2] = fmaf(own[2], by.high.y, all[2] * by.high.x);
             all[3] = fmaf(own[3], by.high.y, all[3] * by.high.x);
           });
+      if (fetches_next && fetches) look_ahead(group + 2);
       if (kStages == 1 && group + 1 < end) {
         __syncthreads();
+        announce(0);
         if (fetches) {
           fetch(0, next_latent);
           look_ahead(group + 2);
@@ -353,7 +401,7 @@ __global__ void __launch_bounds__(kThreads, kStages == 1 ? 2 : 1)
       }
     } else {
       sum_latents<kHeads>(
-          s.weights, latents, width, [](int) { return 0; },
+          s.weights, latents, width, [](int) {}, [](int) { return 0; },
           [&](int h, int n, const float(&own)[4], int) {
             const int head = h * 16 + lane / 4, column = warp * kOwnColumns + n * 8 + lane % 4 * 2;
             if (column >= width) return;
