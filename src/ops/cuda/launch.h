@@ -28,6 +28,13 @@ cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t 
   return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 }
 
+// Kernels that shall run beside each other on one multiprocessor must agree on how it divides its first-level cache:
+// this asks for the most shared memory.
+template <typename... Parameters>
+cudaError_t share_multiprocessors(void (*kernel)(Parameters...)) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+}
+
 // The same in clusters of `cluster` blocks, of which the grid is a multiple.
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch_clusters(void (*kernel)(Parameters...), unsigned cluster, dim3 grid, dim3 block, size_t shared_bytes,
