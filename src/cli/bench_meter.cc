@@ -119,6 +119,17 @@ void OperatorMeter::matmul_group(std::span<const Product> products, const float*
   work.row_bytes = rows * (outputs + any.columns) * kFloat;
   meter(product_label(outputs, any), work, [&] { inner_.matmul_group(products, x, x_stride, rows); });
 }
+void OperatorMeter::matmul_each(std::span<const OwnProduct> products, int64_t rows) {
+  int64_t outputs = 0;
+  OperatorCount work{1};
+  for (const OwnProduct& each : products) {
+    outputs += each.weight->rows;
+    work.bytes += stored_bytes(*each.weight);
+    work.flops += product_flops(*each.weight, rows);
+    work.row_bytes += rows * (each.weight->rows + each.weight->columns) * kFloat;
+  }
+  meter(product_label(outputs, *products.front().weight), work, [&] { inner_.matmul_each(products, rows); });
+}
 void OperatorMeter::swiglu(const float* gate, const float* up, float limit, int64_t count, float* h) {
   meter("swiglu", rows_alone(3 * count), [&] { inner_.swiglu(gate, up, limit, count, h); });
 }

@@ -50,6 +50,7 @@ class OperatorMeter final : public ops::Ops {
   void matmul(const ops::Matrix& w, const float* x, int64_t x_stride, int64_t rows, int parts, float* y,
               int64_t y_stride) override;
   void matmul_group(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows) override;
+  void matmul_each(std::span<const OwnProduct> products, int64_t rows) override;
   void swiglu(const float* gate, const float* up, float limit, int64_t count, float* h) override;
   void hyper_enter(const ops::HyperShape& shape, const ops::HyperWeights& weights, const float* norm,
                    const float* streams, int64_t rows, float* maps, float* h) override;

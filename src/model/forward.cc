@@ -18,8 +18,8 @@ void linear_attention(const Pass& pass, const LinearAttention& w, const ops::Kda
   const ops::Ops::Product products[] = {{&w.q, s.q, Nd},      {&w.k, s.k, Nd},      {&w.v, s.v, Nd},
                                         {&w.f_a, s.f_low, d}, {&w.g_a, s.g_low, d}, {&w.b, s.beta, c.linear_heads}};
   ops.matmul_group(products, space.input, c.hidden, rows);
-  ops.matmul(w.f_b, s.f_low, d, rows, 1, s.f, Nd);
-  ops.matmul(w.g_b, s.g_low, d, rows, 1, s.gate, Nd);
+  const ops::Ops::OwnProduct from_low[] = {{&w.f_b, s.f_low, d, s.f, Nd}, {&w.g_b, s.g_low, d, s.gate, Nd}};
+  ops.matmul_each(from_low, rows);
   ops.kda(kda_shape(c), w.vectors, {s.q, s.k, s.v, s.f, s.gate, s.beta}, state, spans, rows, s.out);
   ops.matmul(w.o, s.out, Nd, rows, model.sum_parts, space.output, c.hidden);
 }

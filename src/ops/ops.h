@@ -277,6 +277,17 @@ class Ops {
     int64_t y_stride = 0;
   };
   virtual void matmul_group(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows) = 0;
+  // The same for matrices with an input each: y[i] = w[i] x[i].
+  struct OwnProduct {
+    const Matrix* weight = nullptr;
+    const float* x = nullptr;
+    int64_t x_stride = 0;
+    float* y = nullptr;
+    int64_t y_stride = 0;
+  };
+  virtual void matmul_each(std::span<const OwnProduct> products, int64_t rows) {
+    for (const OwnProduct& each : products) matmul(*each.weight, each.x, each.x_stride, rows, 1, each.y, each.y_stride);
+  }
 
   // h = silu(min(gate, limit)) * clamp(up, -limit, limit), all [rows, width]; silu(a) = a * sigmoid(a).
   virtual void swiglu(const float* gate, const float* up, float limit, int64_t count, float* h) = 0;

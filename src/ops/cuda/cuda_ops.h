@@ -75,6 +75,7 @@ class CudaOps final : public Ops {
   void matmul(const Matrix& w, const float* x, int64_t x_stride, int64_t rows, int parts, float* y,
               int64_t y_stride) override;
   void matmul_group(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows) override;
+  void matmul_each(std::span<const OwnProduct> products, int64_t rows) override;
   void experts(std::span<const ExpertWeights> experts, const ExpertWeights& shared, float limit, const float* x,
                int64_t rows, int64_t top, const int32_t* chosen, const float* weights, int parts, float* y) override;
 
@@ -119,10 +120,8 @@ class CudaOps final : public Ops {
     return scratch_.generation() + spans_.generation() + ids_.generation() + tables_made_ + released_;
   }
   int terms_of(const Matrix& w) const;
-  void multiply(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int parts);
-  void multiply_packed(std::span<const Product> once, std::span<const Product> thrice, const float* x, int64_t x_stride,
-                       int64_t rows, int parts);
-  void stream(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int terms, int parts);
+  void multiply(std::span<const OwnProduct> products, int64_t rows, int parts);
+  void stream(std::span<const OwnProduct> products, int64_t rows, int parts);
   void multiply_blocks(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int terms,
                        int parts);
   void multiply_block(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int terms,

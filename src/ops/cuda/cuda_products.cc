@@ -43,108 +43,145 @@ int CudaOps::terms_of(const Matrix& w) const {
 
 void CudaOps::matmul(const Matrix& w, const float* x, int64_t x_stride, int64_t rows, int parts, float* y,
                      int64_t y_stride) {
-  const Product product{&w, y, y_stride};
-  multiply({&product, 1}, x, x_stride, rows, parts);
+  const OwnProduct product{&w, x, x_stride, y, y_stride};
+  multiply({&product, 1}, rows, parts);
 }
 
 void CudaOps::matmul_group(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows) {
-  multiply(products, x, x_stride, rows, 1);
+  std::vector<OwnProduct> own;
+  for (const Product& each : products) own.push_back({each.weight, x, x_stride, each.y, each.y_stride});
+  multiply(own, rows, 1);
 }
 
-void CudaOps::multiply(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int parts) {
+void CudaOps::matmul_each(std::span<const OwnProduct> products, int64_t rows) { multiply(products, rows, 1); }
+
+// Packed matrices with few rows are streamed together; those that read the same rows otherwise share what is prepared.
+void CudaOps::multiply(std::span<const OwnProduct> products, int64_t rows, int parts) {
   finish_leave();
   if (rows == 0) return;
-  std::vector<Product> by_terms[4], packed[4];
-  for (const Product& each : products) {
+  std::vector<OwnProduct> streamed;
+  struct Tiled {
+    const float* x;
+    int64_t x_stride;
+    bool packed;
+    int terms;
+    std::vector<Product> products;
+  };
+  std::vector<Tiled> tiled;
+  for (const OwnProduct& each : products) {
     const Matrix& w = *each.weight;
     if (w.rows == 0) continue;
-    if (w.form != WeightForm::kF32) {
-      if (w.is_packed && !can_pack(w.form, w.columns, parts))
-        fail(ErrorKind::kUsage, "matmul", "a matrix uploaded for other parts than {}", parts);
-      (w.is_packed ? packed : by_terms)[terms_of(w)].push_back(each);
-      continue;
-    }
-    FmaProduct p;
-    p.weights = weights_of(w);
-    p.outputs = w.rows;
-    p.x = x;
-    p.x_stride = x_stride;
-    p.rows = rows;
-    p.parts = parts;
-    p.y = each.y;
-    p.y_stride = each.y_stride;
-    check(fma_product(stream_.get(), p), "matmul");
-  }
-  multiply_packed(packed[1], packed[3], x, x_stride, rows, parts);
-  for (const int terms : {1, 3}) multiply_blocks(by_terms[terms], x, x_stride, rows, terms, parts);
-}
-
-// Up to 64 columns (rows times terms): weights streamed; more: in tiles.
-void CudaOps::multiply_packed(std::span<const Product> once, std::span<const Product> thrice, const float* x,
-                              int64_t x_stride, int64_t rows, int parts) {
-  std::vector<Product> streamed[4];
-  for (const int terms : {1, 3}) {
-    const std::span<const Product> products = terms == 1 ? once : thrice;
-    // Each part's terms are added before its parts are, which streams do not hold apart.
-    if (rows > kMostFragmentColumns || (terms > 1 && parts > 1))
-      multiply_blocks(products, x, x_stride, rows, terms, parts);
-    else
-      streamed[terms].assign(products.begin(), products.end());
-  }
-  stream(streamed[1], x, x_stride, rows, 1, parts);
-  // Three terms are for small matrices: they are read again for each block of rows, out of the cache.
-  constexpr int64_t kBlock = kMostFragmentColumns / 3;
-  for (int64_t begin = 0; begin < rows; begin += kBlock) {
-    stream(streamed[3], x + begin * x_stride, x_stride, std::min(kBlock, rows - begin), 3, parts);
-    for (Product& each : streamed[3]) each.y += kBlock * each.y_stride;
-  }
-}
-
-// One launch takes matrices of one form that read the same columns.
-void CudaOps::stream(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows, int terms,
-                     int parts) {
-  const int tiles = fragment_tiles(rows, terms);
-  std::vector<Product> left(products.begin(), products.end());
-  const uint16_t* prepared = nullptr;
-  int64_t prepared_columns = 0;
-  float prepared_scale = -1.0f;
-  while (!left.empty()) {
-    const Matrix& any = *left.front().weight;
-    const bool whole = any.input_scale == 0.0f && streams_whole_columns(limits_, rows, terms, any.columns);
-    if (!whole && (prepared_columns != any.columns || prepared_scale != any.input_scale)) {
-      Preparation p;
-      p.x = x;
-      p.x_stride = x_stride;
+    if (w.is_packed && !can_pack(w.form, w.columns, parts))
+      fail(ErrorKind::kUsage, "matmul", "a matrix uploaded for other parts than {}", parts);
+    const int terms = terms_of(w);
+    if (w.form == WeightForm::kF32) {
+      FmaProduct p;
+      p.weights = weights_of(w);
+      p.outputs = w.rows;
+      p.x = each.x;
+      p.x_stride = each.x_stride;
       p.rows = rows;
-      p.columns = prepared_columns = any.columns;
-      p.terms = terms;
-      p.input_scale = prepared_scale = any.input_scale;
-      p.to = reinterpret_cast<uint16_t*>(scratch_.take(any.columns * tiles * 16, stream_));
-      p.stride = any.columns;
-      check(prepare_fragments(stream_.get(), p, tiles), "matmul");
-      prepared = p.to;
+      p.parts = parts;
+      p.y = each.y;
+      p.y_stride = each.y_stride;
+      check(fma_product(stream_.get(), p), "matmul");
+    } else if (w.is_packed && rows <= kMostFragmentColumns && (terms == 1 || parts == 1)) {
+      // Of several parts each part's terms are added before its parts are, which streams do not hold apart.
+      streamed.push_back(each);
+    } else {
+      const auto same = std::find_if(tiled.begin(), tiled.end(), [&](const Tiled& t) {
+        return t.x == each.x && t.x_stride == each.x_stride && t.packed == w.is_packed && t.terms == terms;
+      });
+      Tiled& group =
+          same != tiled.end() ? *same : tiled.emplace_back(Tiled{each.x, each.x_stride, w.is_packed, terms, {}});
+      group.products.push_back({each.weight, each.y, each.y_stride});
     }
-    RowsProduct made[kMostGroup];
-    int count = 0;
-    std::vector<Product> others;
-    for (const Product& each : left) {
-      const Matrix& w = *each.weight;
-      if (count == kMostGroup || w.form != any.form || w.columns != any.columns || w.input_scale != any.input_scale) {
-        others.push_back(each);
-        continue;
-      }
-      RowsProduct& p = made[count++];
+  }
+  stream(streamed, rows, parts);
+  for (const Tiled& group : tiled) multiply_blocks(group.products, group.x, group.x_stride, rows, group.terms, parts);
+}
+
+// At most 64 columns (rows times terms) of a matrix at a time: three terms take rows in blocks (they are for small
+// matrices, which the caches keep). One launch prepares the fragments of all; one each multiplies those of one form,
+// columns and count of column tiles.
+void CudaOps::stream(std::span<const OwnProduct> products, int64_t rows, int parts) {
+  if (products.empty()) return;
+  std::vector<RowsProduct> left;
+  std::vector<Fragments> sets;
+  std::vector<size_t> set_of;  // by product; npos: it reads its rows itself
+  constexpr size_t kNone = static_cast<size_t>(-1);
+  const auto most_terms = [&](const OwnProduct& own) {
+    int terms = 1;
+    for (const OwnProduct& each : products)
+      if (each.x == own.x && each.weight->columns == own.weight->columns)
+        terms = std::max(terms, terms_of(*each.weight));
+    return terms;
+  };
+  for (const OwnProduct& each : products) {
+    const Matrix& w = *each.weight;
+    const int terms = terms_of(w);
+    const int64_t block = terms == 1 ? rows : kMostFragmentColumns / 3;
+    const bool whole =
+        w.input_scale == 0.0f && streams_inputs(limits_, rows, rows <= 2 ? most_terms(each) : terms, w.columns,
+                                                static_cast<int>(std::min<size_t>(products.size(), 2)));
+    for (int64_t begin = 0; begin < rows; begin += block) {
+      RowsProduct p;
       p.weights = weights_of(w);
       p.parts = parts;
       p.terms = terms;
+      p.rows = std::min(block, rows - begin);
       p.scale = part_scale(w);
-      p.x = x;
-      p.prepared = whole ? nullptr : prepared;
-      p.x_stride = x_stride;
-      p.y = each.y;
+      p.x = each.x + begin * each.x_stride;
+      p.x_stride = each.x_stride;
+      p.y = each.y + begin * each.y_stride;
       p.y_stride = each.y_stride;
+      left.push_back(p);
+      if (whole) {
+        set_of.push_back(kNone);
+        continue;
+      }
+      size_t set = 0;
+      while (set < sets.size() &&
+             !(sets[set].x == p.x && sets[set].x_stride == p.x_stride && sets[set].rows == p.rows &&
+               sets[set].columns == w.columns && sets[set].input_scale == w.input_scale))
+        ++set;
+      if (set == sets.size()) sets.push_back({p.x, p.x_stride, p.rows, w.columns, 1, 1, w.input_scale, nullptr});
+      sets[set].terms = std::max(sets[set].terms, terms);
+      sets[set].tiles = fragment_tiles(p.rows, sets[set].terms);
+      set_of.push_back(set);
     }
-    check(stream_products(stream_.get(), limits_, made, count, rows), "matmul");
+  }
+  int64_t bytes = 0;
+  for (const Fragments& set : sets) bytes += set.columns * set.tiles * 16;
+  std::byte* to = bytes > 0 ? scratch_.take(bytes, stream_) : nullptr;
+  for (Fragments& set : sets) {
+    set.to = reinterpret_cast<uint16_t*>(to);
+    to += set.columns * set.tiles * 16;
+  }
+  for (size_t i = 0; i < sets.size(); i += kMostGroup)
+    check(prepare_fragments(stream_.get(), &sets[i], static_cast<int>(std::min<size_t>(sets.size() - i, kMostGroup))),
+          "matmul");
+  for (size_t i = 0; i < left.size(); ++i)
+    if (set_of[i] != kNone) left[i].prepared = sets[set_of[i]].to;
+  while (!left.empty()) {
+    std::vector<RowsProduct> together, others;
+    const RowsProduct any = left.front();
+    const auto tiles_of = [](const RowsProduct& p) {
+      return p.prepared == nullptr ? 0 : fragment_tiles(p.rows, p.terms);
+    };
+    std::vector<const float*> inputs;
+    for (const RowsProduct& p : left) {
+      const bool fits = together.size() < kMostGroup && p.weights.form == any.weights.form &&
+                        p.weights.columns == any.weights.columns && tiles_of(p) == tiles_of(any);
+      const bool is_new = std::find(inputs.begin(), inputs.end(), p.x) == inputs.end();
+      if (!fits || (p.prepared == nullptr && is_new && inputs.size() == 2)) {
+        others.push_back(p);
+        continue;
+      }
+      if (is_new) inputs.push_back(p.x);
+      together.push_back(p);
+    }
+    check(stream_products(stream_.get(), limits_, together.data(), static_cast<int>(together.size())), "matmul");
     left = std::move(others);
   }
 }

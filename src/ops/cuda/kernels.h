@@ -154,10 +154,11 @@ cudaError_t unpack(cudaStream_t stream, const Weights& packed, void* to, int64_t
 struct RowsProduct {
   Weights weights;
   int parts = 1, terms = 1;
+  int64_t rows = 0;
   float scale = 1.0f;
   const float* x = nullptr;
-  const uint16_t* prepared = nullptr;  // instead of x: fragments
   int64_t x_stride = 0;
+  const uint16_t* prepared = nullptr;  // instead of x: fragments, of these rows and at least these terms
   float* y = nullptr;
   int64_t y_stride = 0;
 };
@@ -167,15 +168,22 @@ struct DeviceLimits {
   int multiprocessors = 1;
   int64_t shared_bytes = 0;  // the most of a block
 };
-// Whether columns are rounded on their way into shared memory; otherwise they must be prepared as fragments.
-bool streams_whole_columns(const DeviceLimits& limits, int64_t rows, int terms, int64_t columns);
-// Fragments [columns / 16][tiles of 8][lane][8 bytes]: column term * rows + row of x as mma's second operand; `tiles`
-// is 1, 2, 4, 6 or 8. Bytes: columns * tiles * 16.
+// Tiles of eight columns that a product's rows times terms take: 1, 2, 4, 6 or 8.
 int fragment_tiles(int64_t rows, int terms);
-cudaError_t prepare_fragments(cudaStream_t stream, const Preparation& preparation, int tiles);
-// All of them have one form, the same columns, parts, terms, and x or fragments.
-cudaError_t stream_products(cudaStream_t stream, const DeviceLimits& limits, const RowsProduct* products, int count,
-                            int64_t rows);
+// Fragments [tiles][columns / 16][lane][8 bytes]: column term * rows + row of x as mma's second operand. Bytes:
+// columns * tiles * 16. Several at once.
+struct Fragments {
+  const float* x = nullptr;
+  int64_t x_stride = 0, rows = 0, columns = 0;
+  int terms = 1, tiles = 1;
+  float input_scale = 0.0f;
+  uint16_t* to = nullptr;
+};
+cudaError_t prepare_fragments(cudaStream_t stream, const Fragments* fragments, int count);
+// All of them have one form, as many columns and parts, and fragment_tiles; all have x of the same rows (of
+// input_scale 0, with rows times the most terms up to 8; `inputs` different ones), or all have fragments.
+bool streams_inputs(const DeviceLimits& limits, int64_t rows, int terms, int64_t columns, int inputs);
+cudaError_t stream_products(cudaStream_t stream, const DeviceLimits& limits, const RowsProduct* products, int count);
 // Any rows, from prepared rows to raw sums of one slice (finish_products).
 cudaError_t packed_tile_products(cudaStream_t stream, const Bf16Product* products, int count);
 

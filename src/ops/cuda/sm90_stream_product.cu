@@ -7,6 +7,8 @@
 // memory (up to eight, rounded on their way in), or as fragments: a slice at a time for all warps that are alone on
 // theirs, or in the ring beside the weights. Bytes: the weights once; fragments once a block's turn, or once for each
 // one or two row tiles.
+#include <algorithm>
+
 #include "ops/cuda/launch.h"
 #include "ops/cuda/packed.cuh"
 #include "ops/cuda/ptx/bulk_copy.cuh"
@@ -37,7 +39,9 @@ constexpr int kStageBytes = kRowTiles* kPieceBytes<kForm> +
 struct Group {
   RowsProduct products[kMostGroup];
   int64_t first_unit[kMostGroup], units;
-  int count, rows, row_tiles, concurrent, stages;
+  int input[kMostGroup];  // of a product, in shared memory
+  int count, inputs, row_tiles, concurrent, stages;
+  int rows, terms;  // of inputs that stand in shared memory whole
 };
 
 // The row tiles of a unit, and this warp's.
@@ -93,8 +97,10 @@ class Feed {
       }
     }
     if (kColumns == Columns::kRing && columns)
-      ptx::copy_bulk(to + kRowTiles * kPieceBytes<kForm>,
-                     reinterpret_cast<const uint8_t*>(p.prepared) + column / 16 * kColumns8 * 256, fragments, barrier);
+      for (int n = 0; n < kColumns8; ++n)
+        ptx::copy_bulk(to + kRowTiles * kPieceBytes<kForm> + n * kPieceTiles<kForm> * 256,
+                       reinterpret_cast<const uint8_t*>(p.prepared) + (n * w.columns + column) * 16,
+                       fragments / kColumns8, barrier);
     ++piece_;
     if (left > kPieceTiles<kForm>) return;
     piece_ = 0;
@@ -150,7 +156,7 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
   const int own_tile = warp / concurrent * kRowTiles, own_slice = warp % concurrent;
   const RowsProduct& any = group.products[0];
   const Slices slices(any.weights.columns, any.parts);
-  const int terms = any.terms, rows = group.rows, columns = rows * terms;
+  const int columns = group.rows * group.terms;  // of whole inputs
   const auto steps = static_cast<int>(any.weights.columns / 16);
 
   // Barriers of the rings, two of the columns' slices; rings; columns; sums.
@@ -159,7 +165,7 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
   uint8_t* ring = memory + kStreamBarrierBytes + warp * stages * kStage;
   auto* x = reinterpret_cast<uint2*>(memory + kStreamBarrierBytes + warps * stages * kStage);
   constexpr int kSliceFragments = 16 * kColumns8 * 32;  // of uint2
-  auto* partials = reinterpret_cast<float*>(x + (kColumns == Columns::kWhole    ? steps * columns * 4
+  auto* partials = reinterpret_cast<float*>(x + (kColumns == Columns::kWhole    ? group.inputs * steps * columns * 4
                                                  : kColumns == Columns::kSlices ? 2 * kSliceFragments
                                                                                 : 0));
   Feed<kForm, kColumns8, kColumns, kRowTiles> feed(group, slices, own_tile, own_slice, ring, barriers);
@@ -183,28 +189,36 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
     if (turn >= turns) return;
     const int slice = turn % slices.total;
     const Place at = place_of(group, blockIdx.x + int64_t{turn / slices.total} * gridDim.x, 0);
-    const auto bytes = static_cast<uint32_t>(slices.tiles(slice) * kColumns8 * 256);
-    ptx::arrive_expecting(&slice_barriers[turn % 2], bytes);
-    ptx::copy_bulk(
-        x + turn % 2 * kSliceFragments,
-        reinterpret_cast<const uint2*>(group.products[at.which].prepared) + slices.column(slice) / 16 * kColumns8 * 32,
-        bytes, &slice_barriers[turn % 2]);
+    const auto bytes = static_cast<uint32_t>(slices.tiles(slice) * 256);
+    const auto* from = reinterpret_cast<const uint2*>(group.products[at.which].prepared) + slices.column(slice) * 2;
+    ptx::arrive_expecting(&slice_barriers[turn % 2], bytes * kColumns8);
+    for (int n = 0; n < kColumns8; ++n)
+      ptx::copy_bulk(x + turn % 2 * kSliceFragments + n * 512, from + n * any.weights.columns * 2, bytes,
+                     &slice_barriers[turn % 2]);
   };
   if constexpr (kColumns == Columns::kWhole) {
-    // [16 columns][row and term][q]: inputs 2q, 2q + 1, 2q + 8 and 2q + 9.
-    for (int i = threadIdx.x; i < steps * rows * 4; i += static_cast<int>(blockDim.x)) {
-      const int q = i % 4, row = i / 4 % rows, step = i / 4 / rows;
-      const float* from = any.x + row * any.x_stride + step * 16 + 2 * q;
-      float rest[4] = {from[0], from[1], from[8], from[9]};
-      for (int term = 0; term < terms; ++term) {
-        uint32_t bits[4];
+    // [input][16 columns][row and term][q]: inputs 2q, 2q + 1, 2q + 8 and 2q + 9.
+    const int rows = group.rows, terms = group.terms;
+    int filled = 0;
+    for (int which = 0; which < group.count; ++which) {
+      if (group.input[which] != filled) continue;
+      const RowsProduct& p = group.products[which];
+      uint2* to = x + filled++ * steps * columns * 4;
+      for (int i = threadIdx.x; i < steps * rows * 4; i += static_cast<int>(blockDim.x)) {
+        const int q = i % 4, row = i / 4 % rows, step = i / 4 / rows;
+        const float* from = p.x + row * p.x_stride + step * 16 + 2 * q;
+        float rest[4] = {from[0], from[1], from[8], from[9]};
+        for (int term = 0; term < terms; ++term) {
+          uint32_t bits[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          bits[j] = bf16_bits(rest[j]);
-          const float taken = bf16_value(bits[j]);
-          rest[j] = isfinite(taken) ? rest[j] - taken : 0.0f;
+          for (int j = 0; j < 4; ++j) {
+            bits[j] = bf16_bits(rest[j]);
+            const float taken = bf16_value(bits[j]);
+            rest[j] = isfinite(taken) ? rest[j] - taken : 0.0f;
+          }
+          to[(step * columns + term * rows + row) * 4 + q] =
+              make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16);
         }
-        x[(step * columns + term * rows + row) * 4 + q] = make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16);
       }
     }
     __syncthreads();
@@ -221,6 +235,9 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
   for (int64_t unit = blockIdx.x; unit < group.units; unit += gridDim.x) {
     const Place at = place_of(group, unit, own_tile);
     const RowsProduct& p = group.products[at.which];
+    const auto rows = static_cast<int>(p.rows);
+    const int terms = p.terms, own_columns = rows * terms;
+    const uint2* input = x + (kColumns == Columns::kWhole ? group.input[at.which] * steps * columns * 4 : 0);
     constexpr int kElements = kAlone ? 1 : 2 * kColumns8;
     const int elements = group.row_tiles * kTileFloats;
     SliceTotals<kElements, 1> shared_totals(p.parts, p.scale);
@@ -247,14 +264,15 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
             uint2 b[kColumns8];
             if constexpr (kColumns == Columns::kWhole) {
               const int column = lane / 4;
-              b[0] = column < columns ? x[((step + k) * columns + column) * 4 + lane % 4] : make_uint2(0, 0);
+              b[0] = column < columns ? input[((step + k) * columns + column) * 4 + lane % 4] : make_uint2(0, 0);
             } else {
-              const uint2* from = kColumns == Columns::kSlices
-                                      ? x + turn % 2 * kSliceFragments + k * kColumns8 * 32
-                                      : reinterpret_cast<const uint2*>(here + kRowTiles * kPieceBytes<kForm>) +
-                                            (j * 4 + i) * kColumns8 * 32;
+              const uint2* from =
+                  kColumns == Columns::kSlices
+                      ? x + turn % 2 * kSliceFragments + k * 32
+                      : reinterpret_cast<const uint2*>(here + kRowTiles * kPieceBytes<kForm>) + (j * 4 + i) * 32;
+              constexpr int kTilePitch = (kColumns == Columns::kSlices ? 16 : kPieceTiles<kForm>)*32;
 #pragma unroll
-              for (int n = 0; n < kColumns8; ++n) b[n] = from[n * 32 + lane];
+              for (int n = 0; n < kColumns8; ++n) b[n] = from[n * kTilePitch + lane];
             }
 #pragma unroll
             for (int r = 0; r < kRowTiles; ++r) {
@@ -294,7 +312,7 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
 #pragma unroll
         for (int j = 0; j < kElements; ++j) {
           const int element = static_cast<int>(threadIdx.x) + j * static_cast<int>(blockDim.x);
-          if (element >= elements || element % (kColumns8 * 8) >= columns) continue;
+          if (element >= elements || element % (kColumns8 * 8) >= own_columns) continue;
           constexpr int kWarpFloats = kRowTiles * kTileFloats;
           const float* own = partials + element / kWarpFloats * concurrent * kWarpFloats + element % kWarpFloats;
           for (int i = 0; i < most; ++i) {
@@ -343,7 +361,7 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
       for (int j = 0; j < kElements; ++j) {
         const int element = static_cast<int>(threadIdx.x) + j * static_cast<int>(blockDim.x);
         const int column = element % (kColumns8 * 8);
-        if (element >= elements || column >= columns) continue;
+        if (element >= elements || column >= own_columns) continue;
         if (terms == 1)
           write(column, output_of(element), shared_totals.value(j));
         else
@@ -365,14 +383,22 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
 
 // A thread makes a block of sixteen inputs of a column.
 constexpr int kPrepareThreads = 256;
-__global__ void prepare_kernel(Preparation p, int tiles) {
+struct Sets {
+  Fragments sets[kMostGroup];
+  int64_t first[kMostGroup], all;
+  int count;
+};
+__global__ void prepare_kernel(const __grid_constant__ Sets group) {
   ptx::let_next_start();
   ptx::wait_for_previous();
-  const int64_t steps = p.columns / 16;
-  const int64_t i = int64_t{blockIdx.x} * kPrepareThreads + threadIdx.x;
-  if (i >= steps * tiles * 8) return;
-  const int64_t column = i % (tiles * 8), step = i / (tiles * 8);
-  auto* to = reinterpret_cast<uint2*>(p.to) + (step * tiles + column / 8) * 32 + column % 8 * 4;
+  int64_t i = int64_t{blockIdx.x} * kPrepareThreads + threadIdx.x;
+  if (i >= group.all) return;
+  int which = 0;
+  while (which + 1 < group.count && i >= group.first[which + 1]) ++which;
+  const Fragments& p = group.sets[which];
+  i -= group.first[which];
+  const int64_t steps = p.columns / 16, column = i % (p.tiles * 8), step = i / (p.tiles * 8);
+  auto* to = reinterpret_cast<uint2*>(p.to) + (column / 8 * steps + step) * 32 + column % 8 * 4;
   uint16_t terms[3][16] = {};
   const int64_t row = column % p.rows, term = column / p.rows;
   if (term < p.terms) {
@@ -421,46 +447,63 @@ int fragment_tiles(int64_t rows, int terms) {
   return columns <= 8 ? 1 : columns <= 16 ? 2 : columns <= 32 ? 4 : columns <= 48 ? 6 : 8;
 }
 
-bool streams_whole_columns(const DeviceLimits& limits, int64_t rows, int terms, int64_t columns) {
-  return rows * terms <= 8 && columns * rows * terms * 2 <= limits.shared_bytes / 4;
+bool streams_inputs(const DeviceLimits& limits, int64_t rows, int terms, int64_t columns, int inputs) {
+  return rows * terms <= 8 && inputs * columns * rows * terms * 2 <= limits.shared_bytes / 4;
 }
 
-cudaError_t prepare_fragments(cudaStream_t stream, const Preparation& p, int tiles) {
-  const int64_t count = p.columns / 16 * tiles * 8;
-  return launch(prepare_kernel, static_cast<unsigned>((count + kPrepareThreads - 1) / kPrepareThreads), kPrepareThreads,
-                0, stream, p, tiles);
+cudaError_t prepare_fragments(cudaStream_t stream, const Fragments* fragments, int count) {
+  Sets group{};
+  group.count = count;
+  for (int i = 0; i < count; ++i) {
+    group.sets[i] = fragments[i];
+    group.first[i] = group.all;
+    group.all += fragments[i].columns / 16 * fragments[i].tiles * 8;
+  }
+  return launch(prepare_kernel, static_cast<unsigned>((group.all + kPrepareThreads - 1) / kPrepareThreads),
+                kPrepareThreads, 0, stream, group);
 }
 
-cudaError_t stream_products(cudaStream_t stream, const DeviceLimits& limits, const RowsProduct* products, int count,
-                            int64_t rows) {
+cudaError_t stream_products(cudaStream_t stream, const DeviceLimits& limits, const RowsProduct* products, int count) {
   const RowsProduct& any = products[0];
-  const int tiles = fragment_tiles(rows, any.terms);
-  StreamProblem problem;
-  problem.columns8 = tiles;
-  problem.slices = Slices(any.weights.columns, any.parts).total;
-  problem.whole_bytes = any.prepared == nullptr ? any.weights.columns * rows * any.terms * 2 : 0;
-  problem.parts = any.parts;
-  problem.terms = any.terms;
-  const bool bf16 = any.weights.form == WeightForm::kBf16;
-  problem.piece_bytes = bf16 ? kBf16PieceBytes : kNvfp4PieceBytes;
-  problem.piece_tiles = bf16 ? kPieceTiles<WeightForm::kBf16> : kPieceTiles<WeightForm::kNvfp4>;
-  problem.count = count;
-  for (int i = 0; i < count; ++i) problem.row_tiles[i] = (products[i].weights.rows + kPackedRows - 1) / kPackedRows;
-  const StreamShape shape = stream_shape(problem, limits.multiprocessors, limits.shared_bytes);
-  if (shape.units == 0) return cudaSuccess;
+  const bool whole = any.prepared == nullptr, bf16 = any.weights.form == WeightForm::kBf16;
   Group group{};
   group.count = count;
-  group.rows = static_cast<int>(rows);
+  group.rows = static_cast<int>(any.rows);
+  int tiles = 1;
+  StreamProblem problem;
+  for (int i = 0; i < count; ++i) {
+    const RowsProduct& p = products[i];
+    group.products[i] = p;
+    group.terms = p.terms > group.terms ? p.terms : group.terms;
+    tiles = std::max(tiles, fragment_tiles(p.rows, p.terms));
+    group.input[i] = group.inputs;
+    for (int j = 0; j < i; ++j)
+      if (products[j].x == p.x && products[j].x_stride == p.x_stride) group.input[i] = group.input[j];
+    if (group.input[i] == group.inputs) ++group.inputs;
+    problem.row_tiles[i] = (p.weights.rows + kPackedRows - 1) / kPackedRows;
+  }
+  problem.count = count;
+  problem.columns8 = tiles;
+  problem.slices = Slices(any.weights.columns, any.parts).total;
+  problem.whole_bytes = whole ? group.inputs * any.weights.columns * any.rows * group.terms * 2 : 0;
+  problem.parts = any.parts;
+  problem.terms = group.terms;
+  problem.piece_bytes = bf16 ? kBf16PieceBytes : kNvfp4PieceBytes;
+  problem.piece_tiles = bf16 ? kPieceTiles<WeightForm::kBf16> : kPieceTiles<WeightForm::kNvfp4>;
+  const StreamShape shape = stream_shape(problem, limits.multiprocessors, limits.shared_bytes);
+  if (shape.units == 0)
+    return std::any_of(problem.row_tiles, problem.row_tiles + count, [](int64_t tiles) { return tiles > 0; })
+               ? cudaErrorInvalidConfiguration
+               : cudaSuccess;
   group.row_tiles = shape.row_tiles;
   group.concurrent = shape.concurrent;
   group.stages = shape.stages;
   for (int i = 0; i < count; ++i) {
-    group.products[i] = products[i];
     group.first_unit[i] = group.units;
     group.units += (problem.row_tiles[i] + shape.row_tiles - 1) / shape.row_tiles;
   }
-  return bf16 ? start_columns<WeightForm::kBf16>(stream, group, shape, tiles, any.prepared == nullptr)
-              : start_columns<WeightForm::kNvfp4>(stream, group, shape, tiles, any.prepared == nullptr);
+  return bf16 ? start_columns<WeightForm::kBf16>(stream, group, shape, tiles, whole)
+              : start_columns<WeightForm::kNvfp4>(stream, group, shape, tiles, whole);
 }
 
 }  // namespace verbatim::ops::cuda
