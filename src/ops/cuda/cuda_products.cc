@@ -12,6 +12,8 @@ namespace verbatim::ops::cuda {
 
 namespace {
 
+constexpr int64_t kPackedColumns = 64;  // what a block of NVFP4 in packed.cuh takes
+
 int64_t rounded_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 // What multiplies a part's sum.
@@ -338,6 +340,16 @@ void CudaOps::experts(std::span<const ExpertWeights> experts, const ExpertWeight
   p.packed = packed && p.columns % 2 == 0;
   warpgroups = warpgroups && p.packed && !p.gate_by_place && !p.up_by_place && !p.down_by_place;
 
+  const auto is_like = [&](const ExpertWeights& e, const ExpertWeights& first) {
+    return e.gate.form == first.gate.form && e.down.form == first.gate.form && e.gate.columns == p.columns &&
+           e.gate.rows == first.gate.rows && e.up.rows == first.gate.rows && e.down.columns == first.gate.rows &&
+           e.down.rows == p.width && first.gate.rows % kPackedColumns == 0;
+  };
+  p.uniform = !experts.empty() && p.columns % kPackedColumns == 0 && (!p.has_shared || is_like(shared, shared)) &&
+              std::all_of(experts.begin(), experts.end(), [&](const auto& e) { return is_like(e, any); });
+  p.routed_form = any.gate.form, p.shared_form = shared.gate.form;
+  p.routed_inner = any.gate.rows, p.shared_inner = shared.gate.rows;
+
   const auto shape = [&](int64_t count) {
     p.rows = count;
     p.split = !p.packed && splits_expert_slices(count, top, p.terms);
@@ -351,6 +363,10 @@ void CudaOps::experts(std::span<const ExpertWeights> experts, const ExpertWeight
     p.chosen = chosen + begin * top;
     p.weights = weights + begin * top;
     p.y = y + begin * p.width;
+    if (streams_experts(limits_, p)) {
+      check(stream_experts(stream_.get(), limits_, p, scratch_.take(stream_experts_bytes(p), stream_)), "experts");
+      continue;
+    }
     const ExpertsScratch scratch(p, scratch_.take(bytes, stream_));
     check(experts_have_few_rows(p) ? few_rows_experts(stream_.get(), p, scratch)
           : p.warpgroups           ? warpgroup_experts(stream_.get(), p, scratch)

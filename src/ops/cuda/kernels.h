@@ -210,6 +210,10 @@ struct ExpertsProblem {
   int64_t inner_slices = 1, down_slices = 1;
   bool split = false;
   bool packed = false;      // all matrices are, gate and up of an expert in one form
+  // All routed experts have one form and one inner width; theirs and the shared one's are multiples of 64, as columns.
+  bool uniform = false;
+  WeightForm routed_form = WeightForm::kNvfp4, shared_form = WeightForm::kBf16;
+  int64_t routed_inner = 0, shared_inner = 0;
   bool warpgroups = false;  // warpgroup_experts takes it (warpgroup_products.h)
   constexpr int64_t places() const { return rows * top + (has_shared ? rows : 0); }
 };
@@ -221,6 +225,12 @@ struct ExpertsScratch {
   static int64_t bytes(const ExpertsProblem& problem);
   ExpertsScratch(const ExpertsProblem& problem, void* base);
 };
+// Uniform ones with few rows on a device that has the shared memory take stream_experts (sm90_stream_experts.cu), with
+// so many bytes of working memory.
+bool streams_experts(const DeviceLimits& limits, const ExpertsProblem& problem);
+int64_t stream_experts_bytes(const ExpertsProblem& problem);
+cudaError_t stream_experts(cudaStream_t stream, const DeviceLimits& limits, const ExpertsProblem& problem,
+                           void* working);
 // Packed experts with few rows take few_rows_experts (sm90_packed_experts.cu) instead of experts.
 bool experts_have_few_rows(const ExpertsProblem& problem);
 cudaError_t few_rows_experts(cudaStream_t stream, const ExpertsProblem& problem, const ExpertsScratch& scratch);

@@ -87,6 +87,13 @@ constexpr StreamShape stream_shape(const StreamProblem& p, int multiprocessors, 
       }
   return best;
 }
+// sm90_stream_experts.cu: barriers, rings of both matrices' pieces, sums twice, inputs of eight places of 4,096.
+inline constexpr int kExpertWarps = 8, kExpertStages = 3;
+inline constexpr int64_t kExpertBarrierBytes = 512, kExpertInputBytes = 8 * (2 * 4096 + 64);
+constexpr int64_t expert_shared_bytes() {
+  return kExpertBarrierBytes + int64_t{kExpertWarps} * kExpertStages * 2 * kNvfp4PieceBytes +
+         int64_t{2} * kExpertWarps * 256 * 4 + kExpertInputBytes;
+}
 // The gate and up of sm90_packed_experts.cu.
 constexpr int64_t few_rows_shared_bytes(int64_t terms) { return int64_t{2} * 8 * terms * 128 * 4; }
 constexpr int64_t gate_up_shared_bytes(int64_t terms) { return 2 * few_rows_shared_bytes(terms); }
@@ -96,7 +103,8 @@ constexpr int64_t places_shared_bytes(int64_t experts) { return (3 * experts + 6
 constexpr int64_t packed_tile_shared_bytes(int64_t columns) { return int64_t{3} * columns * 72 * 2; }
 constexpr int64_t bf16_tile_shared_bytes(int64_t columns) { return (64 + columns) * 72 * 2; }
 constexpr int64_t bf16_slice_shared_bytes(int64_t columns) { return (64 + columns) * 264 * 2; }
-// sm90a_warpgroup_tile.cuh: a ring of six steps, staged sums, orders and barriers, and what alignment takes. wgmma alone.
+// sm90a_warpgroup_tile.cuh: a ring of six steps, staged sums, orders and barriers, and what alignment takes. wgmma
+// alone.
 constexpr int64_t warpgroup_tile_shared_bytes() {
   return int64_t{6} * (128 * 64 * 2 + 128 * 64 * 2) + 2 * 32 * 68 * 4 + 6 * (48 + 16) + 1024;
 }

@@ -1,16 +1,17 @@
 // Products of packed weights with up to 64 columns (rows times terms). Weights stream: each warp keeps a ring of pieces
-// in shared memory that bulk copies fill (2 KB of BF16 or a slice of NVFP4 with its scales, for one or two row tiles of
-// 16 outputs), so that some 100 KB a multiprocessor are on their way whatever the registers do, and the first of them
-// leave before the launch in front has ended. Blocks stay, one a multiprocessor (no two of them fit), each taking some
-// row tiles at a time, a row tile by `concurrent` warps that take its slices in turn. A warp alone on its row tile
-// keeps the totals; otherwise slices' sums are added in order through shared memory. Columns come whole into shared
-// memory (up to eight, rounded on their way in), or as fragments: a slice at a time for all warps that are alone on
-// theirs, or in the ring beside the weights. Bytes: the weights once; fragments once a block's turn, or once for each
-// one or two row tiles.
+// in shared memory that copies of 16 bytes a lane fill (2 KB of BF16 or a slice of NVFP4 with its scales, for one or
+// two row tiles of 16 outputs), so that some 100 KB a multiprocessor are on their way whatever the registers do, and
+// the first of them leave before the launch in front has ended. Blocks stay, one a multiprocessor (no two of them fit),
+// each taking some row tiles at a time, a row tile by `concurrent` warps that take its slices in turn. A warp alone on
+// its row tile keeps the totals; otherwise slices' sums are added in order through shared memory. Columns come whole
+// into shared memory (up to eight, rounded on their way in), or as fragments: a slice at a time for all warps that are
+// alone on theirs, or in the ring beside the weights. Bytes: the weights once; fragments once a block's turn, or once
+// for each one or two row tiles.
 #include <algorithm>
 
 #include "ops/cuda/launch.h"
 #include "ops/cuda/packed.cuh"
+#include "ops/cuda/ptx/async_copy.cuh"
 #include "ops/cuda/ptx/bulk_copy.cuh"
 #include "ops/cuda/ptx/dependency.cuh"
 #include "ops/cuda/ptx/mma.cuh"
@@ -59,48 +60,63 @@ __device__ Place place_of(const Group& group, int64_t unit, int own) {
   return at;
 }
 
-// Fills a warp's ring with its pieces in the order in which it takes them. Lane 0 alone.
+// Fills a warp's ring with its pieces in the order in which it takes them. All lanes, sixteen bytes each at a time
+// (bulk copies of so few bytes come too slowly).
 template <WeightForm kForm, int kColumns8, Columns kColumns, int kRowTiles>
 class Feed {
  public:
-  __device__ Feed(const Group& group, const Slices& slices, int own_tile, int own_slice, uint8_t* ring,
-                  uint64_t* barriers)
-      : group_(group), slices_(slices), own_tile_(own_tile), own_slice_(own_slice), ring_(ring), barriers_(barriers) {
+  __device__ Feed(const Group& group, const Slices& slices, int own_tile, int own_slice, uint8_t* ring)
+      : group_(group),
+        slices_(slices),
+        own_tile_(own_tile),
+        own_slice_(own_slice),
+        lane_(static_cast<int>(threadIdx.x % 32)),
+        ring_(ring) {
     unit_ = blockIdx.x;
     find();
   }
 
-  // The next piece into stage `stage`, whose last one every lane has read: its weights, its columns, or both. Both must
-  // come before the stage is waited for.
+  // The next piece into stage `stage`, whose last one every lane has read: its weights, its columns, or both; a group
+  // of copies.
   __device__ void fill(int stage, bool weights, bool columns) {
-    if (unit_ >= group_.units) return;
+    if (unit_ < group_.units) copy(stage, weights, columns);
+    ptx::close_copy_group();
+  }
+
+ private:
+  __device__ void copy(int stage, bool weights, bool columns) {
     const RowsProduct& p = group_.products[at_.which];
     const Weights& w = p.weights;
     const int left = slices_.tiles(slice_) - piece_ * kPieceTiles<kForm>;
     const int tiles = left < kPieceTiles<kForm> ? left : kPieceTiles<kForm>;
     const int64_t column = slices_.column(slice_) + piece_ * (kPieceTiles<kForm> * 16);
     const int row_tiles = kRowTiles == 2 && (at_.tile + 1) * kPackedRows < w.rows ? 2 : 1;
-    const auto codes = static_cast<uint32_t>(tiles) * (kForm == WeightForm::kBf16 ? 512 : 128);
-    const auto scales = static_cast<uint32_t>(tiles) * (kForm == WeightForm::kBf16 ? 0 : 16);
-    const auto fragments = static_cast<uint32_t>(kColumns == Columns::kRing ? tiles * kColumns8 * 256 : 0);
-    uint8_t* to = ring_ + stage * kStageBytes<kForm, kColumns8, kColumns, kRowTiles>;
-    uint64_t* barrier = &barriers_[stage];
+    uint8_t* to = ring_ + stage * kStageBytes<kForm, kColumns8, kColumns, kRowTiles> + lane_ * 16;
     if (weights) {
-      ptx::arrive_expecting(barrier, (codes + scales) * row_tiles + fragments);
-      for (int r = 0; r < row_tiles; ++r) {
-        const int64_t tile = at_.tile + r;
-        ptx::copy_bulk(to + r * kPieceBytes<kForm>,
-                       w.data + (tile * w.columns + column) * (kForm == WeightForm::kBf16 ? 32 : 8), codes, barrier);
-        if constexpr (kForm == WeightForm::kNvfp4)
-          ptx::copy_bulk(to + r * kPieceBytes<kForm> + kScalesAt, w.block_scale + tile * w.columns + column, scales,
-                         barrier);
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+        if (r >= row_tiles) break;
+        const int64_t at = (at_.tile + r) * w.columns + column;
+        const uint8_t* from = w.data + at * (kForm == WeightForm::kBf16 ? 32 : 8) + lane_ * 16;
+        // 512 bytes: a tile of 16 columns of BF16, four of NVFP4.
+        const int pieces = kForm == WeightForm::kBf16 ? tiles : tiles / 4;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          if (i < pieces) ptx::copy_16_bytes(to + r * kPieceBytes<kForm> + i * 512, from + i * 512);
+        if (kForm == WeightForm::kNvfp4 && lane_ < tiles)
+          ptx::copy_16_bytes(to + r * kPieceBytes<kForm> + kScalesAt, w.block_scale + at + lane_ * 16);
       }
     }
-    if (kColumns == Columns::kRing && columns)
-      for (int n = 0; n < kColumns8; ++n)
-        ptx::copy_bulk(to + kRowTiles * kPieceBytes<kForm> + n * kPieceTiles<kForm> * 256,
-                       reinterpret_cast<const uint8_t*>(p.prepared) + (n * w.columns + column) * 16,
-                       fragments / kColumns8, barrier);
+    if (kColumns == Columns::kRing && columns) {
+#pragma unroll
+      for (int n = 0; n < kColumns8; ++n) {
+        const uint8_t* from = reinterpret_cast<const uint8_t*>(p.prepared) + (n * w.columns + column) * 16 + lane_ * 16;
+        uint8_t* own = to + kRowTiles * kPieceBytes<kForm> + n * kPieceTiles<kForm> * 256;
+#pragma unroll
+        for (int i = 0; i < kPieceTiles<kForm> / 2; ++i)
+          if (i * 512 + lane_ * 16 < tiles * 256) ptx::copy_16_bytes(own + i * 512, from + i * 512);
+      }
+    }
     ++piece_;
     if (left > kPieceTiles<kForm>) return;
     piece_ = 0;
@@ -109,8 +125,6 @@ class Feed {
     unit_ += gridDim.x;
     find();
   }
-
- private:
   __device__ void find() {
     slice_ = own_slice_;
     for (; unit_ < group_.units; unit_ += gridDim.x) {
@@ -121,13 +135,23 @@ class Feed {
 
   const Group& group_;
   const Slices& slices_;
-  int own_tile_, own_slice_;
+  int own_tile_, own_slice_, lane_;
   uint8_t* ring_;
-  uint64_t* barriers_;
   int64_t unit_ = 0;
   int slice_ = 0, piece_ = 0;
   Place at_;
 };
+
+// Until the oldest of this thread's last `groups` groups of copies is there.
+__device__ inline void wait_for_oldest(int groups) {
+  switch (groups) {
+    case 2: return ptx::wait_for_copies<1>();
+    case 3: return ptx::wait_for_copies<2>();
+    case 4: return ptx::wait_for_copies<3>();
+    case 5: return ptx::wait_for_copies<4>();
+    default: return ptx::wait_for_copies<5>();
+  }
+}
 
 // Four tiles of 16 columns, 4 j to 4 j + 3, of a piece in shared memory.
 template <WeightForm kForm>
@@ -147,7 +171,8 @@ struct Piece {
 
 template <WeightForm kForm, int kColumns8, bool kAlone, Columns kColumns, int kRowTiles>
 __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threads(kColumns8) : kStreamThreads,
-                                  kColumns8 == 1 ? 2 : 1) stream_kernel(const __grid_constant__ Group group) {
+                                  kColumns == Columns::kWhole ? 2 : 1)
+    stream_kernel(const __grid_constant__ Group group) {
   extern __shared__ __align__(128) uint8_t memory[];
   ptx::let_next_start();
   constexpr int kStage = kStageBytes<kForm, kColumns8, kColumns, kRowTiles>, kTileFloats = 128 * kColumns8;
@@ -159,29 +184,25 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
   const int columns = group.rows * group.terms;  // of whole inputs
   const auto steps = static_cast<int>(any.weights.columns / 16);
 
-  // Barriers of the rings, two of the columns' slices; rings; columns; sums.
-  auto* barriers = reinterpret_cast<uint64_t*>(memory) + warp * stages;
-  auto* slice_barriers = reinterpret_cast<uint64_t*>(memory) + warps * stages;
+  // Barriers of the columns' slices; rings; columns; sums.
+  auto* slice_barriers = reinterpret_cast<uint64_t*>(memory);
   uint8_t* ring = memory + kStreamBarrierBytes + warp * stages * kStage;
   auto* x = reinterpret_cast<uint2*>(memory + kStreamBarrierBytes + warps * stages * kStage);
   constexpr int kSliceFragments = 16 * kColumns8 * 32;  // of uint2
   auto* partials = reinterpret_cast<float*>(x + (kColumns == Columns::kWhole    ? group.inputs * steps * columns * 4
                                                  : kColumns == Columns::kSlices ? 2 * kSliceFragments
                                                                                 : 0));
-  Feed<kForm, kColumns8, kColumns, kRowTiles> feed(group, slices, own_tile, own_slice, ring, barriers);
-  if (lane == 0) {
-    for (int i = 0; i < stages; ++i) ptx::make_barrier(&barriers[i], 1);
-    if (warp == 0 && kColumns == Columns::kSlices)
-      for (int i = 0; i < 2; ++i) ptx::make_barrier(&slice_barriers[i], 1);
+  Feed<kForm, kColumns8, kColumns, kRowTiles> feed(group, slices, own_tile, own_slice, ring);
+  auto later = feed;
+  for (int i = 0; i < stages; ++i) feed.fill(i, true, false);
+  if (kColumns == Columns::kSlices && threadIdx.x == 0) {
+    for (int i = 0; i < 2; ++i) ptx::make_barrier(&slice_barriers[i], 1);
     ptx::fence_barriers();
     ptx::fence_async();
-    auto later = feed;
-    for (int i = 0; i < stages; ++i) feed.fill(i, true, false);
-    ptx::wait_for_previous();
-    if constexpr (kColumns == Columns::kRing)
-      for (int i = 0; i < stages; ++i) later.fill(i, false, true);
   }
   ptx::wait_for_previous();
+  if constexpr (kColumns == Columns::kRing)
+    for (int i = 0; i < stages; ++i) later.fill(i, false, true);
 
   const int64_t units = group.units > blockIdx.x ? (group.units - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
   const auto turns = static_cast<int>(units) * slices.total;  // of columns' slices
@@ -231,7 +252,6 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
   }
 
   int stage = 0, turn = 0;
-  uint32_t phase = 0;
   for (int64_t unit = blockIdx.x; unit < group.units; unit += gridDim.x) {
     const Place at = place_of(group, unit, own_tile);
     const RowsProduct& p = group.products[at.which];
@@ -248,44 +268,51 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
       const auto step = static_cast<int>(slices.column(slice < slices.total ? slice : 0) / 16);
       if constexpr (kColumns == Columns::kSlices) ptx::wait_for(&slice_barriers[turn % 2], turn / 2 % 2);
       float sums[kRowTiles][kColumns8][4] = {};
-      for (int begin = 0; begin < tiles; begin += kPieceTiles<kForm>) {
-        ptx::wait_for(&barriers[stage], phase);
-        const uint8_t* here = ring + stage * kStage;
+      // Four tiles of 16 columns, j of the piece; kFull: all four are there, so that nothing branches between them.
+      const auto multiply = [&]<bool kFull>(const uint8_t* here, int j, int k, int count) {
+        Piece<kForm> pieces[kRowTiles];
 #pragma unroll
-        for (int j = 0; j < kPieceTiles<kForm> / 4; ++j) {
-          if (begin + j * 4 >= tiles) break;
-          Piece<kForm> pieces[kRowTiles];
+        for (int r = 0; r < kRowTiles; ++r) pieces[r].take(here + r * kPieceBytes<kForm>, j, lane);
 #pragma unroll
-          for (int r = 0; r < kRowTiles; ++r) pieces[r].take(here + r * kPieceBytes<kForm>, j, lane);
+        for (int i = 0; i < 4; ++i) {
+          if (!kFull && i >= count) break;
+          uint2 b[kColumns8];
+          if constexpr (kColumns == Columns::kWhole) {
+            const int column = lane / 4;
+            b[0] = column < columns ? input[((step + k + i) * columns + column) * 4 + lane % 4] : make_uint2(0, 0);
+          } else {
+            const uint2* from =
+                kColumns == Columns::kSlices
+                    ? x + turn % 2 * kSliceFragments + (k + i) * 32
+                    : reinterpret_cast<const uint2*>(here + kRowTiles * kPieceBytes<kForm>) + (j * 4 + i) * 32;
+            constexpr int kTilePitch = (kColumns == Columns::kSlices ? 16 : kPieceTiles<kForm>)*32;
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const int k = begin + j * 4 + i;
-            if (k >= tiles) break;
-            uint2 b[kColumns8];
-            if constexpr (kColumns == Columns::kWhole) {
-              const int column = lane / 4;
-              b[0] = column < columns ? input[((step + k) * columns + column) * 4 + lane % 4] : make_uint2(0, 0);
-            } else {
-              const uint2* from =
-                  kColumns == Columns::kSlices
-                      ? x + turn % 2 * kSliceFragments + k * 32
-                      : reinterpret_cast<const uint2*>(here + kRowTiles * kPieceBytes<kForm>) + (j * 4 + i) * 32;
-              constexpr int kTilePitch = (kColumns == Columns::kSlices ? 16 : kPieceTiles<kForm>)*32;
+            for (int n = 0; n < kColumns8; ++n) b[n] = from[n * kTilePitch + lane];
+          }
 #pragma unroll
-              for (int n = 0; n < kColumns8; ++n) b[n] = from[n * kTilePitch + lane];
-            }
+          for (int r = 0; r < kRowTiles; ++r) {
+            uint32_t a[4];
+            pieces[r].four.operand(i, a);
 #pragma unroll
-            for (int r = 0; r < kRowTiles; ++r) {
-              uint32_t a[4];
-              pieces[r].four.operand(i, a);
-#pragma unroll
-              for (int n = 0; n < kColumns8; ++n) ptx::mma_m16n8k16_bf16(sums[r][n], a, b[n]);
-            }
+            for (int n = 0; n < kColumns8; ++n) ptx::mma_m16n8k16_bf16(sums[r][n], a, b[n]);
           }
         }
+      };
+      for (int begin = 0; begin < tiles; begin += kPieceTiles<kForm>) {
+        wait_for_oldest(stages);
         __syncwarp();
-        if (lane == 0) feed.fill(stage, true, true);
-        if (++stage == stages) stage = 0, phase ^= 1;
+        const uint8_t* here = ring + stage * kStage;
+        if (tiles - begin >= kPieceTiles<kForm>) {
+#pragma unroll
+          for (int j = 0; j < kPieceTiles<kForm> / 4; ++j)
+            multiply.template operator()<true>(here, j, begin + j * 4, 4);
+        } else {
+          for (int j = 0; begin + j * 4 < tiles; ++j)
+            multiply.template operator()<false>(here, j, begin + j * 4, tiles - begin - j * 4);
+        }
+        __syncwarp();
+        feed.fill(stage, true, true);
+        if (++stage == stages) stage = 0;
       }
       if constexpr (kColumns == Columns::kSlices) {
         __syncthreads();

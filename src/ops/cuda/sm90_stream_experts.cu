@@ -1,0 +1,611 @@
+// Experts of packed weights with few rows, their weights streamed as in sm90_stream_product.cu: blocks stay, one a
+// multiprocessor, and take units in order, first of the shared expert (whose weights are known before the launch in
+// front has ended), then of the routed ones: 16 outputs of gate and up, or 32 of down, for up to eight places of an
+// expert. Eight warps multiply, each a slice of 256 inputs at a time out of its own ring of copies (a slice of
+// both matrices in NVFP4, a quarter of it in BF16); two more add the slices' sums in order and leave SwiGLU's result or
+// down's. Launches: places (none for one row, whose experts are its choices), gate and up, down, the weighted sum.
+// Bytes: the stored weights of the chosen experts, once for each eight places. Inputs of a unit's expert stand in
+// shared memory, bfloat16 in the order of the matrix units, read from the second-level cache when the expert changes.
+#include "ops/cuda/launch.h"
+#include "ops/cuda/math.cuh"
+#include "ops/cuda/packed.cuh"
+#include "ops/cuda/ptx/async_copy.cuh"
+#include "ops/cuda/ptx/barrier.cuh"
+#include "ops/cuda/ptx/bulk_copy.cuh"
+#include "ops/cuda/ptx/dependency.cuh"
+#include "ops/cuda/ptx/mma.cuh"
+#include "ops/cuda/rounding.cuh"
+#include "ops/cuda/shapes.h"
+#include "ops/cuda/slices.cuh"
+
+namespace verbatim::ops::cuda {
+
+namespace {
+
+constexpr int kWarps = kExpertWarps, kStages = kExpertStages, kPlaces = 8, kAdders = 64;
+constexpr int kThreads = kWarps * 32 + kAdders;
+constexpr int kPieceBytes = static_cast<int>(2 * kNvfp4PieceBytes), kPartialFloats = 2 * 128;
+
+// Inputs of one place: [32 inputs][q][16 bytes], inputs 2q, 2q + 1, 2q + 8 and 2q + 9 of both halves; 64 bytes between
+// places, so that two neighbours' quarters stand in different banks.
+__device__ __host__ constexpr int64_t stored_bytes(int64_t columns) { return columns * 2 + 64; }
+__device__ int stored_at(int column) {
+  return column / 32 * 64 + column % 8 / 2 * 16 + column % 32 / 16 * 8 + column % 16 / 8 * 4 + column % 2 * 2;
+}
+
+// Experts of one kind: the shared one, or every routed one. Slices a unit's warps take at a time, and how often.
+struct Kind {
+  WeightForm form = WeightForm::kNvfp4;
+  int columns = 0, slices = 0, units = 0, turns = 0, row_tiles = 0;
+  int64_t cost = 1;
+};
+
+struct Run {
+  int32_t expert, first, count;  // places
+};
+
+struct Job {
+  ExpertsProblem p;
+  Kind shared, routed;
+  int shared_runs = 0;
+  bool direct = false;    // one row
+  bool resident = false;  // every place's inputs fit in shared memory: slots are rows (gate and up) or places (down)
+  int64_t x_pitch = 0;    // of stored inputs
+  // Working memory.
+  int32_t* place = nullptr;   // [rows, top]
+  int32_t* source = nullptr;  // [places]: row
+  Run* runs = nullptr;        // of routed experts
+  int32_t* run_count = nullptr;
+  uint8_t* x = nullptr;       // stored rows
+  uint8_t* hidden = nullptr;  // stored inputs of down, by place
+  float* down = nullptr;      // [places][width]
+};
+
+__device__ Run run_of(const Job& job, bool shared, int index) {
+  if (shared) {
+    const int begin = index * kPlaces, rows = static_cast<int>(job.p.rows);
+    return {static_cast<int32_t>(job.p.experts), static_cast<int32_t>(rows * job.p.top) + begin,
+            rows - begin < kPlaces ? rows - begin : kPlaces};
+  }
+  if (job.direct) return {job.p.chosen[index], index, 1};
+  return job.runs[index];
+}
+
+__device__ float scale_of(const Weights& w) {
+  return w.form == WeightForm::kNvfp4 ? w.matrix_scale * packed_lift(w.form) : 1.0f;
+}
+
+// A block's units: shared ones from shared_first on, then routed ones; unit u of a kind is unit u % units of run
+// u / units. All blocks cost about the same.
+struct Plan {
+  int shared_first, shared_count, routed_first, routed_count;
+};
+__device__ int64_t shared_before(const Job& job, int64_t block) {
+  return block * (int64_t{job.shared_runs} * job.shared.units) / gridDim.x;
+}
+__device__ int64_t routed_before(const Job& job, int64_t block, int64_t routed) {
+  const int64_t all = int64_t{job.shared_runs} * job.shared.units * job.shared.cost + routed * job.routed.cost;
+  const int64_t cost = block * all / gridDim.x - shared_before(job, block) * job.shared.cost;
+  const int64_t at = cost <= 0 ? 0 : (cost + job.routed.cost / 2) / job.routed.cost;
+  return block == gridDim.x || at > routed ? routed : at;
+}
+
+struct Unit {
+  bool shared;
+  int run, index;
+};
+__device__ Unit unit_of(const Job& job, const Plan& plan, int unit) {
+  const bool shared = unit < plan.shared_count;
+  const int at = shared ? plan.shared_first + unit : plan.routed_first + unit - plan.shared_count;
+  const int units = shared ? job.shared.units : job.routed.units;
+  return {shared, at / units, at % units};
+}
+
+// Tiles of 16 columns of a slice.
+__device__ int tiles_of(const Kind& kind, int slice) {
+  const int left = (kind.columns - slice * static_cast<int>(kSliceColumns)) / 16;
+  return left < 16 ? left : 16;
+}
+
+// A warp's pieces into its ring, in the order in which it takes them; all lanes, sixteen bytes each at a time (bulk
+// copies of so few bytes come too slowly). Each call closes a group of copies.
+template <bool kDown>
+class Feed {
+ public:
+  __device__ Feed(const Job& job, const Plan& plan, int warp, int lane, uint8_t* ring)
+      : job_(job), plan_(plan), slice_(warp), warp_(warp), lane_(lane), ring_(ring) {}
+
+  // The next piece into `stage`, if it belongs to one of the first `units` units.
+  __device__ bool fill(int stage, int units) {
+    while (unit_ < units) {
+      if (!entered_) enter();
+      if (slice_ < kind_->slices) break;
+      ++unit_;
+      entered_ = false;
+    }
+    if (unit_ >= units) return false;
+    const int tiles = tiles_of(*kind_, slice_);
+    uint8_t* to = ring_ + stage * kPieceBytes;
+    if (kind_->form == WeightForm::kNvfp4) {
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        const uint8_t* codes = data_[m] + slice_ * 2048 + lane_ * 16;
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          if (j * 4 < tiles) ptx::copy_16_bytes(to + m * 2048 + j * 512 + lane_ * 16, codes + j * 512);
+      }
+      // Lanes 0 to 15 the scales of the first matrix, the others those of the second.
+      const int m = lane_ / 16, part = lane_ % 16;
+      if (part < tiles)
+        ptx::copy_16_bytes(to + 4096 + m * 256 + part * 16,
+                           (m == 0 ? scales_[0] : scales_[1]) + slice_ * 256 + part * 16);
+    } else {
+      const int left = tiles - piece_ * 4;
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        const uint8_t* from = data_[m] + slice_ * 8192 + piece_ * 2048 + lane_ * 16;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          if (i < left) ptx::copy_16_bytes(to + m * 2048 + i * 512 + lane_ * 16, from + i * 512);
+      }
+      if (left > 4) {
+        ++piece_;
+        return true;
+      }
+      piece_ = 0;
+    }
+    slice_ += kWarps;
+    return true;
+  }
+
+ private:
+  __device__ void enter() {
+    entered_ = true;
+    slice_ = warp_;
+    const Unit at = unit_of(job_, plan_, unit_);
+    kind_ = at.shared ? &job_.shared : &job_.routed;
+    if (at.shared != shared_ || at.run != run_) {
+      shared_ = at.shared, run_ = at.run;
+      const ExpertTable& expert = job_.p.table[run_of(job_, at.shared, at.run).expert];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const Weights& w = kDown ? expert.down : i == 0 ? expert.gate : expert.up;
+        all_data_[i] = w.data, all_scales_[i] = w.block_scale;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int64_t tile = kDown ? 2 * at.index + i : at.index;
+      if (tile >= kind_->row_tiles) tile = 0;  // past the end: nobody keeps its sums
+      data_[i] = all_data_[i] + tile * packed_tile_bytes(kind_->form, kind_->columns);
+      scales_[i] = all_scales_[i] + tile * kind_->columns;
+    }
+  }
+
+  const Job& job_;
+  const Plan& plan_;
+  const Kind* kind_ = nullptr;
+  const uint8_t *all_data_[2] = {}, *all_scales_[2] = {};  // of the expert; of the unit
+  const uint8_t *data_[2] = {}, *scales_[2] = {};
+  int unit_ = 0, slice_, piece_ = 0, warp_, lane_, run_ = -1;
+  bool entered_ = false, shared_ = false;
+  uint8_t* ring_;
+};
+
+// Four tiles of 16 columns, j of a piece, of both matrices times the places' inputs from `x` on (16 bytes: two tiles).
+template <WeightForm kForm>
+__device__ void multiply(const uint8_t* piece, int j, int count, const uint4* x, bool has_place, int lane,
+                         float (&sums)[2][4]) {
+  Stage<kForm, 4> stages[2];
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+    if constexpr (kForm == WeightForm::kNvfp4) {
+      stages[m].codes[0] = *reinterpret_cast<const uint4*>(piece + m * 2048 + j * 512 + lane * 16);
+      stages[m].scales[0] = *reinterpret_cast<const uint2*>(piece + 4096 + m * 256 + j * 64 + lane / 4 * 8);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        stages[m].tiles[i] = *reinterpret_cast<const uint4*>(piece + m * 2048 + i * 512 + lane * 16);
+    }
+  }
+  uint4 b[2];
+  b[0] = has_place ? x[0] : make_uint4(0, 0, 0, 0);
+  b[1] = has_place && count > 2 ? x[4] : make_uint4(0, 0, 0, 0);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (kForm == WeightForm::kBf16 && i >= count) break;
+    const uint2 own = i % 2 == 0 ? make_uint2(b[i / 2].x, b[i / 2].y) : make_uint2(b[i / 2].z, b[i / 2].w);
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      uint32_t a[4];
+      stages[m].operand(i, a);
+      ptx::mma_m16n8k16_bf16(sums[m], a, own);
+    }
+  }
+}
+
+struct Memory {
+  uint8_t* base;
+  __device__ uint64_t* sums_full() const { return reinterpret_cast<uint64_t*>(base); }
+  __device__ uint64_t* sums_empty() const { return sums_full() + 2; }
+  __device__ uint64_t* inputs_full() const { return sums_full() + 4; }
+  __device__ uint8_t* ring(int warp) const { return base + kExpertBarrierBytes + warp * kStages * kPieceBytes; }
+  // [buffer][warp][matrix][16 outputs][place]
+  __device__ float* sums(int buffer, int warp) const {
+    return reinterpret_cast<float*>(base + kExpertBarrierBytes + kWarps * kStages * kPieceBytes) +
+           (buffer * kWarps + warp) * kPartialFloats;
+  }
+  __device__ uint8_t* inputs() const { return reinterpret_cast<uint8_t*>(sums(2, 0)); }
+};
+
+template <bool kDown>
+__device__ void multiply_units(const Job& job, const Plan& plan, const Memory& memory, Feed<kDown>& feed, int warp,
+                               int lane) {
+  const int units = plan.shared_count + plan.routed_count;
+  const auto pitch = static_cast<int>(job.x_pitch / 16);
+  int stage = 0, buffer = 0, run = -1;
+  uint32_t buffer_phase = 1, input_phase = 0;
+  bool shared = false;
+  int slot = -1;
+  const auto await = [&]() -> const uint8_t* {
+    ptx::wait_for_copies<kStages - 1>();
+    __syncwarp();
+    return memory.ring(warp) + stage * kPieceBytes;
+  };
+  const auto release = [&] {
+    __syncwarp();
+    feed.fill(stage, units);
+    ptx::close_copy_group();
+    if (++stage == kStages) stage = 0;
+  };
+  for (int unit = 0; unit < units; ++unit) {
+    const Unit at = unit_of(job, plan, unit);
+    const Kind& kind = at.shared ? job.shared : job.routed;
+    if (at.run != run || at.shared != shared) {
+      run = at.run, shared = at.shared;
+      const Run places = run_of(job, shared, run);
+      const int column = lane / 4;
+      if (job.resident) {
+        const int place = places.first + column;
+        slot = column >= places.count ? -1
+               : kDown                ? place
+               : shared               ? place - static_cast<int>(job.p.rows * job.p.top)
+               : job.direct           ? 0
+                                      : job.source[place];
+      } else {
+        slot = column < places.count ? column : -1;
+        ptx::synchronise_some<1, kWarps * 32>();  // nobody reads the last expert's inputs any more
+        if (warp == 0) {
+          const auto bytes = static_cast<uint32_t>(kind.columns * 2);
+          if (lane == 0) ptx::arrive_expecting(memory.inputs_full(), bytes * static_cast<uint32_t>(places.count));
+          __syncwarp();
+          if (lane < places.count) {
+            const int64_t place = places.first + lane;
+            const uint8_t* from = kDown ? job.hidden + place * job.x_pitch : job.x + job.source[place] * job.x_pitch;
+            ptx::copy_bulk(memory.inputs() + lane * job.x_pitch, from, bytes, memory.inputs_full());
+          }
+        }
+        ptx::wait_for(memory.inputs_full(), input_phase);
+        input_phase ^= 1;
+      }
+    }
+    const auto* x = reinterpret_cast<const uint4*>(memory.inputs()) + (slot < 0 ? 0 : slot) * pitch + lane % 4;
+    for (int turn = 0; turn < kind.turns; ++turn) {
+      const int slice = turn * kWarps + warp;
+      float sums[2][4] = {};
+      if (slice < kind.slices) {
+        const int tiles = tiles_of(kind, slice);
+        const uint4* own = x + slice * 32;
+        if (kind.form == WeightForm::kNvfp4) {
+          const uint8_t* piece = await();
+          if (tiles == 16) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) multiply<WeightForm::kNvfp4>(piece, j, 4, own + j * 8, slot >= 0, lane, sums);
+          } else {
+            for (int j = 0; j * 4 < tiles; ++j)
+              multiply<WeightForm::kNvfp4>(piece, j, 4, own + j * 8, slot >= 0, lane, sums);
+          }
+          release();
+        } else {
+          for (int j = 0; j * 4 < tiles; ++j) {
+            const uint8_t* piece = await();
+            if (tiles - j * 4 >= 4)
+              multiply<WeightForm::kBf16>(piece, 0, 4, own + j * 8, slot >= 0, lane, sums);
+            else
+              multiply<WeightForm::kBf16>(piece, 0, tiles - j * 4, own + j * 8, slot >= 0, lane, sums);
+            release();
+          }
+        }
+      }
+      ptx::wait_for(memory.sums_empty() + buffer, buffer_phase);
+      float* to = memory.sums(buffer, warp) + lane / 4 * kPlaces + lane % 4 * 2;
+#pragma unroll
+      for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          *reinterpret_cast<float2*>(to + m * 128 + half * 64) = make_float2(sums[m][half * 2], sums[m][half * 2 + 1]);
+      __syncwarp();
+      if (lane == 0) ptx::arrive(memory.sums_full() + buffer);
+      buffer ^= 1;
+      if (buffer == 0) buffer_phase ^= 1;
+    }
+  }
+}
+
+// Thread t of the adders: output t / 4, places 2 (t % 4) and the next, of both matrices.
+template <bool kDown>
+__device__ void add_units(const Job& job, const Plan& plan, const Memory& memory, int thread) {
+  const int units = plan.shared_count + plan.routed_count, output = thread / 4, column = thread % 4 * 2;
+  int buffer = 0, run = -1;
+  uint32_t phase = 0;
+  bool shared = false;
+  float scales[2] = {};
+  Run places{};
+  for (int unit = 0; unit < units; ++unit) {
+    const Unit at = unit_of(job, plan, unit);
+    const Kind& kind = at.shared ? job.shared : job.routed;
+    if (at.run != run || at.shared != shared) {
+      run = at.run, shared = at.shared;
+      places = run_of(job, shared, run);
+      const ExpertTable& expert = job.p.table[places.expert];
+      scales[0] = scale_of(kDown ? expert.down : expert.gate);
+      scales[1] = scale_of(kDown ? expert.down : expert.up);
+    }
+    float2 totals[2];
+    for (int turn = 0; turn < kind.turns; ++turn) {
+      ptx::wait_for(memory.sums_full() + buffer, phase);
+      const int count = kind.slices - turn * kWarps < kWarps ? kind.slices - turn * kWarps : kWarps;
+      const float* from = memory.sums(buffer, 0) + output * kPlaces + column;
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        float2 values[kWarps];
+#pragma unroll
+        for (int i = 0; i < kWarps; ++i)
+          values[i] = *reinterpret_cast<const float2*>(from + i * kPartialFloats + m * 128);
+#pragma unroll
+        for (int i = 0; i < kWarps; ++i) {
+          if (i >= count) break;
+          const bool starts = turn == 0 && i == 0;
+          totals[m].x = starts ? values[i].x : totals[m].x + values[i].x;
+          totals[m].y = starts ? values[i].y : totals[m].y + values[i].y;
+        }
+      }
+      __syncwarp();
+      if (thread % 32 == 0) ptx::arrive(memory.sums_empty() + buffer);
+      buffer ^= 1;
+      if (buffer == 0) phase ^= 1;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (column + i >= places.count) break;
+      const int64_t place = places.first + column + i;
+      const float first = (i == 0 ? totals[0].x : totals[0].y) * scales[0];
+      const float second = (i == 0 ? totals[1].x : totals[1].y) * scales[1];
+      if constexpr (kDown) {
+        const int64_t at_output = int64_t{at.index} * 32 + output;
+        float* to = job.down + place * job.p.width + at_output;
+        if (at_output < job.p.width) to[0] = first;
+        if (at_output + 16 < job.p.width) to[16] = second;
+      } else {
+        const float value = swiglu_of(first, second, job.p.limit);
+        *reinterpret_cast<uint16_t*>(job.hidden + place * stored_bytes(job.p.inner) +
+                                     stored_at(at.index * 16 + output)) = static_cast<uint16_t>(bf16_bits(value));
+      }
+    }
+  }
+}
+
+template <bool kDown>
+__global__ void __launch_bounds__(kThreads, 1) expert_kernel(const __grid_constant__ Job job) {
+  extern __shared__ __align__(128) uint8_t shared_memory[];
+  __shared__ Plan plan;
+  ptx::let_next_start();
+  const Memory memory{shared_memory};
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  if (thread == kWarps * 32) {
+    for (int i = 0; i < 2; ++i) {
+      ptx::make_barrier(memory.sums_full() + i, kWarps);
+      ptx::make_barrier(memory.sums_empty() + i, kAdders / 32);
+    }
+    ptx::make_barrier(memory.inputs_full(), 1);
+    const int64_t first = shared_before(job, blockIdx.x);
+    plan.shared_first = static_cast<int>(first);
+    plan.shared_count = static_cast<int>(shared_before(job, blockIdx.x + 1) - first);
+  }
+  ptx::fence_barriers();
+  ptx::fence_async();
+  __syncthreads();
+  Feed<kDown> feed(job, plan, warp, lane, memory.ring(warp));
+  int filled = 0;
+  if (warp < kWarps)
+    for (; filled < kStages && feed.fill(filled, plan.shared_count); ++filled) ptx::close_copy_group();
+  ptx::wait_for_previous();
+  if (thread == kWarps * 32) {
+    const int64_t runs = job.direct ? job.p.top : *job.run_count, routed = runs * job.routed.units;
+    const int64_t first = routed_before(job, blockIdx.x, routed);
+    plan.routed_first = static_cast<int>(first);
+    const int64_t last = routed_before(job, blockIdx.x + 1, routed);
+    plan.routed_count = static_cast<int>(last > first ? last - first : 0);
+  }
+  if (job.resident) {
+    if constexpr (kDown) {
+      // Every place's, as they are stored.
+      const auto words = static_cast<int>(job.p.places() * job.x_pitch / 16);
+      const auto* from = reinterpret_cast<const uint4*>(job.hidden);
+      for (int i = thread; i < words; i += kThreads) reinterpret_cast<uint4*>(memory.inputs())[i] = from[i];
+    } else {
+      const auto rows = static_cast<int>(job.p.rows), columns = static_cast<int>(job.p.columns);
+      for (int i = thread; i < rows * columns / 2; i += kThreads) {
+        const int row = i / (columns / 2), column = i % (columns / 2) * 2;
+        const float2 pair = *reinterpret_cast<const float2*>(job.p.x + int64_t{row} * columns + column);
+        *reinterpret_cast<uint32_t*>(memory.inputs() + row * job.x_pitch + stored_at(column)) =
+            bf16_bits(pair.x) | bf16_bits(pair.y) << 16;
+      }
+    }
+  }
+  __syncthreads();
+  if (warp >= kWarps) {
+    add_units<kDown>(job, plan, memory, thread - kWarps * 32);
+    return;
+  }
+  for (; filled < kStages; ++filled) {
+    feed.fill(filled, plan.shared_count + plan.routed_count);
+    ptx::close_copy_group();
+  }
+  multiply_units<kDown>(job, plan, memory, feed, warp, lane);
+}
+
+// ---- places ---------------------------------------------------------------------------------------------------------
+constexpr int kPlaceThreads = 512;
+
+// Block 0: pairs sorted by expert and runs of up to eight of them; the others: rows as they are stored. The order
+// inside an expert is left open: columns of a product do not see each other.
+__global__ void __launch_bounds__(kPlaceThreads) place_kernel(const __grid_constant__ Job job) {
+  extern __shared__ int32_t counts[];  // [experts], then [experts] where the next place of each goes
+  __shared__ int32_t warps[2][kPlaceThreads / 32];
+  ptx::let_next_start();
+  ptx::wait_for_previous();
+  const ExpertsProblem& p = job.p;
+  const int thread = threadIdx.x;
+  if (blockIdx.x > 0) {
+    const int64_t i = (int64_t{blockIdx.x} - 1) * kPlaceThreads + thread;
+    if (i >= p.rows * p.columns / 2) return;
+    const int64_t row = i / (p.columns / 2);
+    const auto column = static_cast<int>(i % (p.columns / 2) * 2);
+    const float2 pair = *reinterpret_cast<const float2*>(p.x + row * p.columns + column);
+    *reinterpret_cast<uint32_t*>(job.x + row * job.x_pitch + stored_at(column)) = bf16_bits(pair.x) | bf16_bits(pair.y)
+                                                                                                          << 16;
+    return;
+  }
+  const auto experts = static_cast<int>(p.experts), pairs = static_cast<int>(p.rows * p.top);
+  int32_t* next = counts + experts;
+  for (int e = thread; e < experts; e += kPlaceThreads) counts[e] = 0;
+  __syncthreads();
+  for (int i = thread; i < pairs; i += kPlaceThreads) atomicAdd(&counts[p.chosen[i]], 1);
+  __syncthreads();
+  int32_t base_place = 0, base_run = 0;
+  for (int begin = 0; begin < experts; begin += kPlaceThreads) {
+    const int e = begin + thread, lane = thread % 32, warp = thread / 32;
+    const int32_t own = e < experts ? counts[e] : 0, own_runs = (own + kPlaces - 1) / kPlaces;
+    int32_t places = own, runs = own_runs;
+    for (int step = 1; step < 32; step *= 2) {
+      const int32_t a = __shfl_up_sync(0xffffffffu, places, step), b = __shfl_up_sync(0xffffffffu, runs, step);
+      if (lane >= step) places += a, runs += b;
+    }
+    if (lane == 31) warps[0][warp] = places, warps[1][warp] = runs;
+    __syncthreads();
+    int32_t first = base_place + places - own, run = base_run + runs - own_runs;
+    for (int w = 0; w < kPlaceThreads / 32; ++w) {
+      if (w < warp) first += warps[0][w], run += warps[1][w];
+      base_place += warps[0][w], base_run += warps[1][w];
+    }
+    if (e < experts) {
+      next[e] = first;
+      for (int i = 0; i < own_runs; ++i)
+        job.runs[run + i] = {e, first + i * kPlaces, own - i * kPlaces < kPlaces ? own - i * kPlaces : kPlaces};
+    }
+    __syncthreads();
+  }
+  if (thread == 0) *job.run_count = base_run;
+  for (int i = thread; i < pairs; i += kPlaceThreads) {
+    const int32_t at = atomicAdd(&next[p.chosen[i]], 1);
+    job.place[i] = at;
+    job.source[at] = static_cast<int32_t>(i / p.top);
+  }
+  for (int r = thread; r < p.rows; r += kPlaceThreads)
+    if (p.has_shared) job.source[pairs + r] = r;
+}
+
+// ---- the weighted sum -----------------------------------------------------------------------------------------------
+__global__ void combine_kernel(const __grid_constant__ Job job) {
+  ptx::let_next_start();
+  ptx::wait_for_previous();
+  const ExpertsProblem& p = job.p;
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= p.rows * p.width) return;
+  const int64_t row = i / p.width, output = i % p.width;
+  const float* down = job.down + output;
+  float sum = 0.0f;
+  for (int64_t slot = 0; slot < p.top; ++slot) {
+    const int64_t pair = row * p.top + slot;
+    const float weight = p.weights[pair], term = down[(job.direct ? pair : job.place[pair]) * p.width];
+    sum = slot == 0 ? weight * term : fmaf(weight, term, sum);
+  }
+  if (p.has_shared) {
+    const float last = down[(p.rows * p.top + row) * p.width];
+    sum = p.top == 0 ? last : sum + last;
+  }
+  p.y[i] = sum;
+}
+
+// ---- launches -------------------------------------------------------------------------------------------------------
+Job describe(const ExpertsProblem& p, bool down, void* working, int64_t* bytes) {
+  Job job;
+  job.p = p;
+  job.direct = p.rows == 1;
+  const auto kind = [&](WeightForm form, int64_t inner) {
+    Kind k;
+    k.form = form;
+    k.columns = static_cast<int>(down ? inner : p.columns);
+    k.slices = Slices(k.columns, 1).total;
+    k.turns = (k.slices + kWarps - 1) / kWarps;
+    k.row_tiles = static_cast<int>(((down ? p.width : inner) + kPackedRows - 1) / kPackedRows);
+    k.units = down ? (k.row_tiles + 1) / 2 : k.row_tiles;
+    k.cost = int64_t{k.columns} * (form == WeightForm::kBf16 ? 32 : 9);
+    return k;
+  };
+  job.routed = kind(p.routed_form, p.routed_inner);
+  if (p.has_shared) job.shared = kind(p.shared_form, p.shared_inner);
+  job.shared_runs = p.has_shared ? static_cast<int>((p.rows + kPlaces - 1) / kPlaces) : 0;
+  job.x_pitch = stored_bytes(down ? p.inner : p.columns);
+  job.resident = (down ? p.places() : p.rows) * job.x_pitch <= kExpertInputBytes;
+  int64_t used = 0;
+  const auto take = [&]<typename T>(T*& pointer, int64_t count) {
+    pointer = reinterpret_cast<T*>(static_cast<char*>(working) + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+  };
+  take(job.place, p.rows * p.top);
+  take(job.source, p.places());
+  take(job.runs, p.rows * p.top);
+  take(job.run_count, 1);
+  take(job.x, p.rows * stored_bytes(p.columns));
+  take(job.hidden, p.places() * stored_bytes(p.inner));
+  take(job.down, p.places() * p.width);
+  if (bytes != nullptr) *bytes = used;
+  return job;
+}
+
+}  // namespace
+
+bool streams_experts(const DeviceLimits& limits, const ExpertsProblem& p) {
+  const int64_t widest = p.columns > p.inner ? p.columns : p.inner;
+  return p.packed && p.uniform && p.terms == 1 && p.parts == 1 && p.experts > 0 && p.experts <= 4096 && p.top > 0 &&
+         p.rows <= kMostFragmentColumns && !p.gate_by_place && !p.up_by_place && !p.down_by_place &&
+         kPlaces * stored_bytes(widest) <= kExpertInputBytes && expert_shared_bytes() <= limits.shared_bytes;
+}
+
+int64_t stream_experts_bytes(const ExpertsProblem& p) {
+  int64_t bytes = 0;
+  describe(p, false, nullptr, &bytes);
+  return bytes;
+}
+
+cudaError_t stream_experts(cudaStream_t stream, const DeviceLimits& limits, const ExpertsProblem& p, void* working) {
+  if (p.rows == 0) return cudaSuccess;
+  const Job first = describe(p, false, working, nullptr), second = describe(p, true, working, nullptr);
+  if (!first.direct) {
+    const int64_t pairs = first.resident ? 0 : p.rows * p.columns / 2;
+    const cudaError_t error =
+        launch(place_kernel, static_cast<unsigned>(1 + (pairs + kPlaceThreads - 1) / kPlaceThreads), kPlaceThreads,
+               static_cast<size_t>(2 * p.experts * 4), stream, first);
+    if (error != cudaSuccess) return error;
+  }
+  const auto blocks = static_cast<unsigned>(limits.multiprocessors);
+  constexpr auto kBytes = static_cast<size_t>(expert_shared_bytes());
+  cudaError_t error = launch(expert_kernel<false>, blocks, kThreads, kBytes, stream, first);
+  if (error == cudaSuccess) error = launch(expert_kernel<true>, blocks, kThreads, kBytes, stream, second);
+  if (error != cudaSuccess) return error;
+  return launch(combine_kernel, static_cast<unsigned>((p.rows * p.width + 255) / 256), 256, 0, stream, second);
+}
+
+}  // namespace verbatim::ops::cuda
