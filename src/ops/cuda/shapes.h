@@ -87,9 +87,9 @@ constexpr StreamShape stream_shape(const StreamProblem& p, int multiprocessors, 
       }
   return best;
 }
-// sm90_stream_experts.cu: barriers, rings of both matrices' pieces, sums twice, inputs of eight places of 4,096.
-inline constexpr int kExpertWarps = 8, kExpertStages = 3;
-inline constexpr int64_t kExpertBarrierBytes = 512, kExpertInputBytes = 8 * (2 * 4096 + 64);
+// sm90_stream_experts.cu: barriers, rings of both matrices' pieces, sums twice, inputs (of four rows of 4,096).
+inline constexpr int kExpertWarps = 16, kExpertStages = 2;
+inline constexpr int64_t kExpertBarrierBytes = 128, kExpertInputBytes = 38 * 1024;
 constexpr int64_t expert_shared_bytes() {
   return kExpertBarrierBytes + int64_t{kExpertWarps} * kExpertStages * 2 * kNvfp4PieceBytes +
          int64_t{2} * kExpertWarps * 256 * 4 + kExpertInputBytes;

@@ -1,16 +1,17 @@
 // Experts of packed weights with few rows, their weights streamed as in sm90_stream_product.cu: blocks stay, one a
 // multiprocessor, and take units in order, first of the shared expert (whose weights are known before the launch in
-// front has ended), then of the routed ones: 16 outputs of gate and up, or 32 of down, for up to eight places of an
-// expert. Eight warps multiply, each a slice of 256 inputs at a time out of its own ring of copies (a slice of
-// both matrices in NVFP4, a quarter of it in BF16); two more add the slices' sums in order and leave SwiGLU's result or
-// down's. Launches: places (none for one row, whose experts are its choices), gate and up, down, the weighted sum.
-// Bytes: the stored weights of the chosen experts, once for each eight places. Inputs of a unit's expert stand in
-// shared memory, bfloat16 in the order of the matrix units, read from the second-level cache when the expert changes.
+// front has ended), then of the routed ones. A unit is 16 outputs of gate and up, or 32 of down, for up to eight places
+// of an expert, taken by so many of the sixteen warps as there are slices of 256 inputs; what they leave takes more
+// outputs. A warp multiplies a slice at a time out of its own ring of copies (a slice of both matrices in NVFP4, a
+// quarter of it in BF16); two more warps add the slices' sums in order and leave SwiGLU's result or down's. Launches:
+// places (none for one row, whose experts are its choices), gate and up, down, the weighted sum.
+// Bytes: the stored weights of the chosen experts, once for each eight places. Inputs are bfloat16 in the order of the
+// matrix units, in shared memory where all rows' fit, else out of the first-level cache. Instructions: some 20 for 256
+// weights, 8 of them to bring the codes in place.
 #include "ops/cuda/launch.h"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/packed.cuh"
 #include "ops/cuda/ptx/async_copy.cuh"
-#include "ops/cuda/ptx/barrier.cuh"
 #include "ops/cuda/ptx/bulk_copy.cuh"
 #include "ops/cuda/ptx/dependency.cuh"
 #include "ops/cuda/ptx/mma.cuh"
@@ -33,10 +34,12 @@ __device__ int stored_at(int column) {
   return column / 32 * 64 + column % 8 / 2 * 16 + column % 32 / 16 * 8 + column % 16 / 8 * 4 + column % 2 * 2;
 }
 
-// Experts of one kind: the shared one, or every routed one. Slices a unit's warps take at a time, and how often.
+// Experts of one kind: the shared one, or every routed one.
 struct Kind {
   WeightForm form = WeightForm::kNvfp4;
-  int columns = 0, slices = 0, units = 0, turns = 0, row_tiles = 0;
+  int columns = 0, slices = 0, row_tiles = 0;
+  int sharers = 1, pairs = kWarps;  // warps that share a unit's slices, and pairs of row tiles a unit has
+  int all_pairs = 0, units = 0, turns = 0;
   int64_t cost = 1;
 };
 
@@ -90,105 +93,139 @@ __device__ int64_t routed_before(const Job& job, int64_t block, int64_t routed) 
   return block == gridDim.x || at > routed ? routed : at;
 }
 
-struct Unit {
+// The units of a block, one after the other.
+class Units {
+ public:
   bool shared;
   int run, index;
-};
-__device__ Unit unit_of(const Job& job, const Plan& plan, int unit) {
-  const bool shared = unit < plan.shared_count;
-  const int at = shared ? plan.shared_first + unit : plan.routed_first + unit - plan.shared_count;
-  const int units = shared ? job.shared.units : job.routed.units;
-  return {shared, at / units, at % units};
-}
 
-// Tiles of 16 columns of a slice.
+  __device__ Units(const Job& job, const Plan& plan) : job_(job), plan_(plan) {
+    shared = plan.shared_count > 0;
+    left_ = plan.shared_count;
+    run = index = 0;
+    if (shared) run = plan.shared_first / job.shared.units, index = plan.shared_first % job.shared.units;
+  }
+  // Routed units, once they are known.
+  __device__ bool settle() {
+    if (left_ > 0) return true;
+    if (entered_ || plan_.routed_count == 0) return false;
+    entered_ = true, shared = false;
+    left_ = plan_.routed_count;
+    run = plan_.routed_first / job_.routed.units, index = plan_.routed_first % job_.routed.units;
+    return true;
+  }
+  __device__ bool has_known() const { return left_ > 0; }
+  __device__ const Kind& kind() const { return shared ? job_.shared : job_.routed; }
+  // True if another expert's units begin.
+  __device__ bool next() {
+    --left_;
+    if (++index < kind().units) return left_ == 0;
+    index = 0;
+    ++run;
+    return true;
+  }
+
+ private:
+  const Job& job_;
+  const Plan& plan_;
+  int left_;
+  bool entered_ = false;
+};
+
+// Tiles of 16 columns of a slice; none past the last.
 __device__ int tiles_of(const Kind& kind, int slice) {
   const int left = (kind.columns - slice * static_cast<int>(kSliceColumns)) / 16;
   return left < 16 ? left : 16;
 }
 
-// A warp's pieces into its ring, in the order in which it takes them; all lanes, sixteen bytes each at a time (bulk
-// copies of so few bytes come too slowly). Each call closes a group of copies.
+// A warp's pieces into its ring, in the order in which it takes them; all lanes, sixteen bytes each at a time. Each
+// call closes a group of copies.
 template <bool kDown>
 class Feed {
  public:
   __device__ Feed(const Job& job, const Plan& plan, int warp, int lane, uint8_t* ring)
-      : job_(job), plan_(plan), slice_(warp), warp_(warp), lane_(lane), ring_(ring) {}
+      : job_(job), units_(job, plan), warp_(warp), lane_(lane), ring_(ring) {}
 
-  // The next piece into `stage`, if it belongs to one of the first `units` units.
-  __device__ bool fill(int stage, int units) {
-    while (unit_ < units) {
-      if (!entered_) enter();
-      if (slice_ < kind_->slices) break;
-      ++unit_;
-      entered_ = false;
-    }
-    if (unit_ >= units) return false;
-    const int tiles = tiles_of(*kind_, slice_);
-    uint8_t* to = ring_ + stage * kPieceBytes;
-    if (kind_->form == WeightForm::kNvfp4) {
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        const uint8_t* codes = data_[m] + slice_ * 2048 + lane_ * 16;
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          if (j * 4 < tiles) ptx::copy_16_bytes(to + m * 2048 + j * 512 + lane_ * 16, codes + j * 512);
-      }
-      // Lanes 0 to 15 the scales of the first matrix, the others those of the second.
-      const int m = lane_ / 16, part = lane_ % 16;
-      if (part < tiles)
-        ptx::copy_16_bytes(to + 4096 + m * 256 + part * 16,
-                           (m == 0 ? scales_[0] : scales_[1]) + slice_ * 256 + part * 16);
-    } else {
-      const int left = tiles - piece_ * 4;
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        const uint8_t* from = data_[m] + slice_ * 8192 + piece_ * 2048 + lane_ * 16;
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          if (i < left) ptx::copy_16_bytes(to + m * 2048 + i * 512 + lane_ * 16, from + i * 512);
-      }
-      if (left > 4) {
-        ++piece_;
-        return true;
-      }
-      piece_ = 0;
-    }
-    slice_ += kWarps;
+  // Pieces of the shared expert alone, before the routed ones are known; false if there is none.
+  __device__ bool fill_known(int stage) {
+    if (!units_.has_known()) return false;
+    copy(stage);
+    ptx::close_copy_group();
     return true;
+  }
+  __device__ void fill(int stage) {
+    if (units_.settle()) copy(stage);
+    ptx::close_copy_group();
   }
 
  private:
-  __device__ void enter() {
-    entered_ = true;
-    slice_ = warp_;
-    const Unit at = unit_of(job_, plan_, unit_);
-    kind_ = at.shared ? &job_.shared : &job_.routed;
-    if (at.shared != shared_ || at.run != run_) {
-      shared_ = at.shared, run_ = at.run;
-      const ExpertTable& expert = job_.p.table[run_of(job_, at.shared, at.run).expert];
+  __device__ void copy(int stage) {
+    if (changed_) enter();
+    const Kind& kind = units_.kind();
+    const int tiles = units_.index * kind.pairs + pair_ < kind.all_pairs ? tiles_of(kind, slice_) : 0;
+    uint8_t* to = ring_ + stage * kPieceBytes + lane_ * 16;
+    if (tiles <= 0) {
+      // No slice is left for this warp, or no row tile: a piece that nobody reads.
+    } else if (kind.form == WeightForm::kNvfp4) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const Weights& w = kDown ? expert.down : i == 0 ? expert.gate : expert.up;
-        all_data_[i] = w.data, all_scales_[i] = w.block_scale;
+      for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          if (j * 4 < tiles) ptx::copy_16_bytes(to + m * 2048 + j * 512, data_[m] + j * 512);
+      // Lanes 0 to 15 the scales of the first matrix, the others those of the second.
+      if (lane_ % 16 < tiles) ptx::copy_16_bytes(to + 4096, scales_);
+    } else {
+      const int left = tiles - piece_ * 4;
+#pragma unroll
+      for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          if (i < left) ptx::copy_16_bytes(to + m * 2048 + i * 512, data_[m] + piece_ * 2048 + i * 512);
+      if (left > 4) {
+        ++piece_;
+        return;
       }
+      piece_ = 0;
     }
+    if (++turn_ < kind.turns) {
+      slice_ += kind.sharers;
+      move(kind, kind.sharers, 0);
+      return;
+    }
+    turn_ = 0;
+    changed_ = units_.next();
+    move(kind, first_slice_ - slice_, (kDown ? 2 : 1) * kind.pairs);
+    slice_ = first_slice_;
+  }
+  // By so many slices and row tiles.
+  __device__ void move(const Kind& kind, int slices, int tiles) {
+    const int codes = kind.form == WeightForm::kNvfp4 ? 2048 : 8192;
+    const int64_t step = int64_t{tiles} * packed_tile_bytes(kind.form, kind.columns) + slices * codes;
+    data_[0] += step, data_[1] += step;
+    scales_ += int64_t{tiles} * kind.columns + slices * 256;
+  }
+  __device__ void enter() {
+    changed_ = false;
+    const Kind& kind = units_.kind();
+    const ExpertTable& expert = job_.p.table[run_of(job_, units_.shared, units_.run).expert];
+    slice_ = first_slice_ = warp_ % kind.sharers;
+    pair_ = warp_ / kind.sharers;
+    const int64_t pair = int64_t{units_.index} * kind.pairs + pair_;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      int64_t tile = kDown ? 2 * at.index + i : at.index;
-      if (tile >= kind_->row_tiles) tile = 0;  // past the end: nobody keeps its sums
-      data_[i] = all_data_[i] + tile * packed_tile_bytes(kind_->form, kind_->columns);
-      scales_[i] = all_scales_[i] + tile * kind_->columns;
+    for (int m = 0; m < 2; ++m) {
+      const Weights& w = kDown ? expert.down : m == 0 ? expert.gate : expert.up;
+      data_[m] = w.data + (kDown ? 2 * pair + m : pair) * packed_tile_bytes(kind.form, kind.columns) + lane_ * 16;
+      if (lane_ / 16 == m) scales_ = w.block_scale + (kDown ? 2 * pair + m : pair) * kind.columns + lane_ % 16 * 16;
     }
+    move(kind, slice_, 0);
   }
 
   const Job& job_;
-  const Plan& plan_;
-  const Kind* kind_ = nullptr;
-  const uint8_t *all_data_[2] = {}, *all_scales_[2] = {};  // of the expert; of the unit
-  const uint8_t *data_[2] = {}, *scales_[2] = {};
-  int unit_ = 0, slice_, piece_ = 0, warp_, lane_, run_ = -1;
-  bool entered_ = false, shared_ = false;
+  Units units_;
+  const uint8_t* data_[2] = {};
+  const uint8_t* scales_ = nullptr;  // this lane's
+  int pair_ = 0, first_slice_ = 0, slice_ = 0, turn_ = 0, piece_ = 0, warp_, lane_;
+  bool changed_ = true;
   uint8_t* ring_;
 };
 
@@ -228,7 +265,6 @@ struct Memory {
   uint8_t* base;
   __device__ uint64_t* sums_full() const { return reinterpret_cast<uint64_t*>(base); }
   __device__ uint64_t* sums_empty() const { return sums_full() + 2; }
-  __device__ uint64_t* inputs_full() const { return sums_full() + 4; }
   __device__ uint8_t* ring(int warp) const { return base + kExpertBarrierBytes + warp * kStages * kPieceBytes; }
   // [buffer][warp][matrix][16 outputs][place]
   __device__ float* sums(int buffer, int warp) const {
@@ -238,15 +274,15 @@ struct Memory {
   __device__ uint8_t* inputs() const { return reinterpret_cast<uint8_t*>(sums(2, 0)); }
 };
 
-template <bool kDown>
+// kResident: inputs stand in shared memory, by row (gate and up) or place (down); else where they are stored.
+template <bool kDown, bool kResident>
 __device__ void multiply_units(const Job& job, const Plan& plan, const Memory& memory, Feed<kDown>& feed, int warp,
                                int lane) {
-  const int units = plan.shared_count + plan.routed_count;
-  const auto pitch = static_cast<int>(job.x_pitch / 16);
-  int stage = 0, buffer = 0, run = -1;
-  uint32_t buffer_phase = 1, input_phase = 0;
-  bool shared = false;
-  int slot = -1;
+  int stage = 0, buffer = 0;
+  uint32_t buffer_phase = 1;
+  bool has_place = false, changed = true;
+  const uint4* inputs = nullptr;
+  int first_slice = 0, own_pair = 0;
   const auto await = [&]() -> const uint8_t* {
     ptx::wait_for_copies<kStages - 1>();
     __syncwarp();
@@ -254,68 +290,52 @@ __device__ void multiply_units(const Job& job, const Plan& plan, const Memory& m
   };
   const auto release = [&] {
     __syncwarp();
-    feed.fill(stage, units);
-    ptx::close_copy_group();
+    feed.fill(stage);
     if (++stage == kStages) stage = 0;
   };
-  for (int unit = 0; unit < units; ++unit) {
-    const Unit at = unit_of(job, plan, unit);
-    const Kind& kind = at.shared ? job.shared : job.routed;
-    if (at.run != run || at.shared != shared) {
-      run = at.run, shared = at.shared;
-      const Run places = run_of(job, shared, run);
+  for (Units at(job, plan); at.settle();) {
+    const Kind& kind = at.kind();
+    if (changed) {
+      const Run places = run_of(job, at.shared, at.run);
       const int column = lane / 4;
-      if (job.resident) {
-        const int place = places.first + column;
-        slot = column >= places.count ? -1
-               : kDown                ? place
-               : shared               ? place - static_cast<int>(job.p.rows * job.p.top)
-               : job.direct           ? 0
-                                      : job.source[place];
-      } else {
-        slot = column < places.count ? column : -1;
-        ptx::synchronise_some<1, kWarps * 32>();  // nobody reads the last expert's inputs any more
-        if (warp == 0) {
-          const auto bytes = static_cast<uint32_t>(kind.columns * 2);
-          if (lane == 0) ptx::arrive_expecting(memory.inputs_full(), bytes * static_cast<uint32_t>(places.count));
-          __syncwarp();
-          if (lane < places.count) {
-            const int64_t place = places.first + lane;
-            const uint8_t* from = kDown ? job.hidden + place * job.x_pitch : job.x + job.source[place] * job.x_pitch;
-            ptx::copy_bulk(memory.inputs() + lane * job.x_pitch, from, bytes, memory.inputs_full());
-          }
-        }
-        ptx::wait_for(memory.inputs_full(), input_phase);
-        input_phase ^= 1;
-      }
+      first_slice = warp % kind.sharers, own_pair = warp / kind.sharers;
+      has_place = column < places.count;
+      const int place = places.first + (has_place ? column : 0);
+      int64_t slot = place;
+      if constexpr (!kDown)
+        slot = at.shared ? place - static_cast<int>(job.p.rows * job.p.top) : job.direct ? 0 : job.source[place];
+      inputs = reinterpret_cast<const uint4*>((kResident ? memory.inputs()
+                                               : kDown   ? job.hidden
+                                                         : job.x) +
+                                              slot * job.x_pitch) +
+               lane % 4;
     }
-    const auto* x = reinterpret_cast<const uint4*>(memory.inputs()) + (slot < 0 ? 0 : slot) * pitch + lane % 4;
-    for (int turn = 0; turn < kind.turns; ++turn) {
-      const int slice = turn * kWarps + warp;
+    const bool mine = at.index * kind.pairs + own_pair < kind.all_pairs;
+    int slice = first_slice;
+    for (int turn = 0; turn < kind.turns; ++turn, slice += kind.sharers) {
       float sums[2][4] = {};
-      if (slice < kind.slices) {
-        const int tiles = tiles_of(kind, slice);
-        const uint4* own = x + slice * 32;
-        if (kind.form == WeightForm::kNvfp4) {
-          const uint8_t* piece = await();
-          if (tiles == 16) {
+      const int tiles = mine ? tiles_of(kind, slice) : 0;
+      const uint4* own = inputs + slice * 32;
+      if (kind.form == WeightForm::kNvfp4) {
+        const uint8_t* piece = await();
+        if (tiles == 16) {
 #pragma unroll
-            for (int j = 0; j < 4; ++j) multiply<WeightForm::kNvfp4>(piece, j, 4, own + j * 8, slot >= 0, lane, sums);
-          } else {
-            for (int j = 0; j * 4 < tiles; ++j)
-              multiply<WeightForm::kNvfp4>(piece, j, 4, own + j * 8, slot >= 0, lane, sums);
-          }
-          release();
+          for (int j = 0; j < 4; ++j) multiply<WeightForm::kNvfp4>(piece, j, 4, own + j * 8, has_place, lane, sums);
         } else {
-          for (int j = 0; j * 4 < tiles; ++j) {
-            const uint8_t* piece = await();
-            if (tiles - j * 4 >= 4)
-              multiply<WeightForm::kBf16>(piece, 0, 4, own + j * 8, slot >= 0, lane, sums);
-            else
-              multiply<WeightForm::kBf16>(piece, 0, tiles - j * 4, own + j * 8, slot >= 0, lane, sums);
-            release();
-          }
+          for (int j = 0; j * 4 < tiles; ++j)
+            multiply<WeightForm::kNvfp4>(piece, j, 4, own + j * 8, has_place, lane, sums);
         }
+        release();
+      } else {
+        int j = 0;
+        do {
+          const uint8_t* piece = await();
+          if (tiles - j * 4 >= 4)
+            multiply<WeightForm::kBf16>(piece, 0, 4, own + j * 8, has_place, lane, sums);
+          else if (tiles - j * 4 > 0)
+            multiply<WeightForm::kBf16>(piece, 0, tiles - j * 4, own + j * 8, has_place, lane, sums);
+          release();
+        } while (++j * 4 < tiles);
       }
       ptx::wait_for(memory.sums_empty() + buffer, buffer_phase);
       float* to = memory.sums(buffer, warp) + lane / 4 * kPlaces + lane % 4 * 2;
@@ -329,73 +349,82 @@ __device__ void multiply_units(const Job& job, const Plan& plan, const Memory& m
       buffer ^= 1;
       if (buffer == 0) buffer_phase ^= 1;
     }
+    changed = at.next();
   }
 }
 
 // Thread t of the adders: output t / 4, places 2 (t % 4) and the next, of both matrices.
 template <bool kDown>
 __device__ void add_units(const Job& job, const Plan& plan, const Memory& memory, int thread) {
-  const int units = plan.shared_count + plan.routed_count, output = thread / 4, column = thread % 4 * 2;
-  int buffer = 0, run = -1;
+  const int output = thread / 4, column = thread % 4 * 2;
+  int buffer = 0;
   uint32_t phase = 0;
-  bool shared = false;
+  bool changed = true;
   float scales[2] = {};
   Run places{};
-  for (int unit = 0; unit < units; ++unit) {
-    const Unit at = unit_of(job, plan, unit);
-    const Kind& kind = at.shared ? job.shared : job.routed;
-    if (at.run != run || at.shared != shared) {
-      run = at.run, shared = at.shared;
-      places = run_of(job, shared, run);
+  for (Units at(job, plan); at.settle();) {
+    const Kind& kind = at.kind();
+    if (changed) {
+      places = run_of(job, at.shared, at.run);
       const ExpertTable& expert = job.p.table[places.expert];
       scales[0] = scale_of(kDown ? expert.down : expert.gate);
       scales[1] = scale_of(kDown ? expert.down : expert.up);
     }
+    const auto leave = [&](int64_t pair, const float2(&totals)[2]) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (column + i >= places.count) break;
+        const int64_t place = places.first + column + i;
+        const float first = (i == 0 ? totals[0].x : totals[0].y) * scales[0];
+        const float second = (i == 0 ? totals[1].x : totals[1].y) * scales[1];
+        if constexpr (kDown) {
+          const int64_t to = pair * 32 + output;
+          float* row = job.down + place * job.p.width;
+          if (to < job.p.width) row[to] = first;
+          if (to + 16 < job.p.width) row[to + 16] = second;
+        } else if (pair * 16 + output < kind.row_tiles * 16) {
+          const float value = swiglu_of(first, second, job.p.limit);
+          *reinterpret_cast<uint16_t*>(job.hidden + place * stored_bytes(job.p.inner) +
+                                       stored_at(static_cast<int>(pair) * 16 + output)) =
+              static_cast<uint16_t>(bf16_bits(value));
+        }
+      }
+    };
     float2 totals[2];
     for (int turn = 0; turn < kind.turns; ++turn) {
       ptx::wait_for(memory.sums_full() + buffer, phase);
-      const int count = kind.slices - turn * kWarps < kWarps ? kind.slices - turn * kWarps : kWarps;
-      const float* from = memory.sums(buffer, 0) + output * kPlaces + column;
+      const int left = kind.slices - turn * kind.sharers, count = left < kind.sharers ? left : kind.sharers;
+      for (int pair = 0; pair < kind.pairs; ++pair) {
+        const float* from = memory.sums(buffer, pair * kind.sharers) + output * kPlaces + column;
 #pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        float2 values[kWarps];
+        for (int m = 0; m < 2; ++m)
+          for (int first = 0; first < count; first += 8) {
+            float2 values[8];
 #pragma unroll
-        for (int i = 0; i < kWarps; ++i)
-          values[i] = *reinterpret_cast<const float2*>(from + i * kPartialFloats + m * 128);
+            for (int i = 0; i < 8; ++i)
+              if (first + i < count)
+                values[i] = *reinterpret_cast<const float2*>(from + (first + i) * kPartialFloats + m * 128);
 #pragma unroll
-        for (int i = 0; i < kWarps; ++i) {
-          if (i >= count) break;
-          const bool starts = turn == 0 && i == 0;
-          totals[m].x = starts ? values[i].x : totals[m].x + values[i].x;
-          totals[m].y = starts ? values[i].y : totals[m].y + values[i].y;
-        }
+            for (int i = 0; i < 8; ++i) {
+              if (first + i >= count) break;
+              const bool starts = turn == 0 && first + i == 0;
+              totals[m].x = starts ? values[i].x : totals[m].x + values[i].x;
+              totals[m].y = starts ? values[i].y : totals[m].y + values[i].y;
+            }
+          }
+        // Several turns are of one pair alone.
+        if (turn + 1 == kind.turns) leave(int64_t{at.index} * kind.pairs + pair, totals);
       }
       __syncwarp();
       if (thread % 32 == 0) ptx::arrive(memory.sums_empty() + buffer);
       buffer ^= 1;
       if (buffer == 0) phase ^= 1;
     }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (column + i >= places.count) break;
-      const int64_t place = places.first + column + i;
-      const float first = (i == 0 ? totals[0].x : totals[0].y) * scales[0];
-      const float second = (i == 0 ? totals[1].x : totals[1].y) * scales[1];
-      if constexpr (kDown) {
-        const int64_t at_output = int64_t{at.index} * 32 + output;
-        float* to = job.down + place * job.p.width + at_output;
-        if (at_output < job.p.width) to[0] = first;
-        if (at_output + 16 < job.p.width) to[16] = second;
-      } else {
-        const float value = swiglu_of(first, second, job.p.limit);
-        *reinterpret_cast<uint16_t*>(job.hidden + place * stored_bytes(job.p.inner) +
-                                     stored_at(at.index * 16 + output)) = static_cast<uint16_t>(bf16_bits(value));
-      }
-    }
+    changed = at.next();
   }
 }
 
-template <bool kDown>
+template <bool kDown, bool kResident>
 __global__ void __launch_bounds__(kThreads, 1) expert_kernel(const __grid_constant__ Job job) {
   extern __shared__ __align__(128) uint8_t shared_memory[];
   __shared__ Plan plan;
@@ -407,18 +436,15 @@ __global__ void __launch_bounds__(kThreads, 1) expert_kernel(const __grid_consta
       ptx::make_barrier(memory.sums_full() + i, kWarps);
       ptx::make_barrier(memory.sums_empty() + i, kAdders / 32);
     }
-    ptx::make_barrier(memory.inputs_full(), 1);
     const int64_t first = shared_before(job, blockIdx.x);
     plan.shared_first = static_cast<int>(first);
     plan.shared_count = static_cast<int>(shared_before(job, blockIdx.x + 1) - first);
   }
-  ptx::fence_barriers();
-  ptx::fence_async();
   __syncthreads();
   Feed<kDown> feed(job, plan, warp, lane, memory.ring(warp));
   int filled = 0;
   if (warp < kWarps)
-    for (; filled < kStages && feed.fill(filled, plan.shared_count); ++filled) ptx::close_copy_group();
+    while (filled < kStages && feed.fill_known(filled)) ++filled;
   ptx::wait_for_previous();
   if (thread == kWarps * 32) {
     const int64_t runs = job.direct ? job.p.top : *job.run_count, routed = runs * job.routed.units;
@@ -427,20 +453,18 @@ __global__ void __launch_bounds__(kThreads, 1) expert_kernel(const __grid_consta
     const int64_t last = routed_before(job, blockIdx.x + 1, routed);
     plan.routed_count = static_cast<int>(last > first ? last - first : 0);
   }
-  if (job.resident) {
-    if constexpr (kDown) {
-      // Every place's, as they are stored.
-      const auto words = static_cast<int>(job.p.places() * job.x_pitch / 16);
-      const auto* from = reinterpret_cast<const uint4*>(job.hidden);
-      for (int i = thread; i < words; i += kThreads) reinterpret_cast<uint4*>(memory.inputs())[i] = from[i];
-    } else {
-      const auto rows = static_cast<int>(job.p.rows), columns = static_cast<int>(job.p.columns);
-      for (int i = thread; i < rows * columns / 2; i += kThreads) {
-        const int row = i / (columns / 2), column = i % (columns / 2) * 2;
-        const float2 pair = *reinterpret_cast<const float2*>(job.p.x + int64_t{row} * columns + column);
-        *reinterpret_cast<uint32_t*>(memory.inputs() + row * job.x_pitch + stored_at(column)) =
-            bf16_bits(pair.x) | bf16_bits(pair.y) << 16;
-      }
+  if constexpr (kResident && kDown) {
+    // Every place's, as they are stored.
+    const auto words = static_cast<int>(job.p.places() * job.x_pitch / 16);
+    const auto* from = reinterpret_cast<const uint4*>(job.hidden);
+    for (int i = thread; i < words; i += kThreads) reinterpret_cast<uint4*>(memory.inputs())[i] = from[i];
+  } else if constexpr (kResident) {
+    const auto rows = static_cast<int>(job.p.rows), columns = static_cast<int>(job.p.columns);
+    for (int i = thread; i < rows * columns / 2; i += kThreads) {
+      const int row = i / (columns / 2), column = i % (columns / 2) * 2;
+      const float2 pair = *reinterpret_cast<const float2*>(job.p.x + int64_t{row} * columns + column);
+      *reinterpret_cast<uint32_t*>(memory.inputs() + row * job.x_pitch + stored_at(column)) =
+          bf16_bits(pair.x) | bf16_bits(pair.y) << 16;
     }
   }
   __syncthreads();
@@ -448,11 +472,8 @@ __global__ void __launch_bounds__(kThreads, 1) expert_kernel(const __grid_consta
     add_units<kDown>(job, plan, memory, thread - kWarps * 32);
     return;
   }
-  for (; filled < kStages; ++filled) {
-    feed.fill(filled, plan.shared_count + plan.routed_count);
-    ptx::close_copy_group();
-  }
-  multiply_units<kDown>(job, plan, memory, feed, warp, lane);
+  for (; filled < kStages; ++filled) feed.fill(filled);
+  multiply_units<kDown, kResident>(job, plan, memory, feed, warp, lane);
 }
 
 // ---- places ---------------------------------------------------------------------------------------------------------
@@ -548,10 +569,13 @@ Job describe(const ExpertsProblem& p, bool down, void* working, int64_t* bytes) 
     k.form = form;
     k.columns = static_cast<int>(down ? inner : p.columns);
     k.slices = Slices(k.columns, 1).total;
-    k.turns = (k.slices + kWarps - 1) / kWarps;
+    while (k.sharers < k.slices && k.sharers < kWarps) k.sharers *= 2;
+    k.pairs = kWarps / k.sharers;
+    k.turns = (k.slices + k.sharers - 1) / k.sharers;
     k.row_tiles = static_cast<int>(((down ? p.width : inner) + kPackedRows - 1) / kPackedRows);
-    k.units = down ? (k.row_tiles + 1) / 2 : k.row_tiles;
-    k.cost = int64_t{k.columns} * (form == WeightForm::kBf16 ? 32 : 9);
+    k.all_pairs = down ? k.row_tiles / 2 : k.row_tiles;
+    k.units = (k.all_pairs + k.pairs - 1) / k.pairs;
+    k.cost = int64_t{k.columns} * k.pairs * (form == WeightForm::kBf16 ? 32 : 9);
     return k;
   };
   job.routed = kind(p.routed_form, p.routed_inner);
@@ -578,10 +602,9 @@ Job describe(const ExpertsProblem& p, bool down, void* working, int64_t* bytes) 
 }  // namespace
 
 bool streams_experts(const DeviceLimits& limits, const ExpertsProblem& p) {
-  const int64_t widest = p.columns > p.inner ? p.columns : p.inner;
-  return p.packed && p.uniform && p.terms == 1 && p.parts == 1 && p.experts > 0 && p.experts <= 4096 && p.top > 0 &&
-         p.rows <= kMostFragmentColumns && !p.gate_by_place && !p.up_by_place && !p.down_by_place &&
-         kPlaces * stored_bytes(widest) <= kExpertInputBytes && expert_shared_bytes() <= limits.shared_bytes;
+  return p.packed && p.uniform && p.terms == 1 && p.parts == 1 && p.width % 32 == 0 && p.experts > 0 &&
+         p.experts <= 4096 && p.top > 0 && p.rows <= kMostFragmentColumns && !p.gate_by_place && !p.up_by_place &&
+         !p.down_by_place && expert_shared_bytes() <= limits.shared_bytes;
 }
 
 int64_t stream_experts_bytes(const ExpertsProblem& p) {
@@ -601,9 +624,15 @@ cudaError_t stream_experts(cudaStream_t stream, const DeviceLimits& limits, cons
     if (error != cudaSuccess) return error;
   }
   const auto blocks = static_cast<unsigned>(limits.multiprocessors);
-  constexpr auto kBytes = static_cast<size_t>(expert_shared_bytes());
-  cudaError_t error = launch(expert_kernel<false>, blocks, kThreads, kBytes, stream, first);
-  if (error == cudaSuccess) error = launch(expert_kernel<true>, blocks, kThreads, kBytes, stream, second);
+  const auto bytes = [](const Job& job) {
+    return static_cast<size_t>(expert_shared_bytes() - (job.resident ? 0 : kExpertInputBytes));
+  };
+  cudaError_t error = first.resident
+                          ? launch(expert_kernel<false, true>, blocks, kThreads, bytes(first), stream, first)
+                          : launch(expert_kernel<false, false>, blocks, kThreads, bytes(first), stream, first);
+  if (error == cudaSuccess)
+    error = second.resident ? launch(expert_kernel<true, true>, blocks, kThreads, bytes(second), stream, second)
+                            : launch(expert_kernel<true, false>, blocks, kThreads, bytes(second), stream, second);
   if (error != cudaSuccess) return error;
   return launch(combine_kernel, static_cast<unsigned>((p.rows * p.width + 255) / 256), 256, 0, stream, second);
 }
