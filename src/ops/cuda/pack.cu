@@ -62,7 +62,7 @@ __global__ void pack_nvfp4_kernel(Weights plain, int64_t tiles, uint4* to, uint8
     for (int step = 0; step < 4; ++step) {
       const int64_t r = row + half * 8;
       scales[(tile * across + block) * 64 + lane / 4 * 8 + half * 4 + step] =
-          r < plain.rows ? plain.block_scale[r * plain.block_scale_stride + block * 4 + step] : 0;
+          r < plain.rows ? pack_scale(plain.block_scale[r * plain.block_scale_stride + block * 4 + step]) : uint8_t{0};
     }
 }
 
@@ -91,7 +91,7 @@ __global__ void unpack_nvfp4_kernel(const uint4* from, const uint8_t* packed_sca
       const int64_t r = row + half * 8;
       if (r < rows)
         scales[r * scale_stride + block * 4 + step] =
-            packed_scales[(tile * across + block) * 64 + lane / 4 * 8 + half * 4 + step];
+            unpack_scale(packed_scales[(tile * across + block) * 64 + lane / 4 * 8 + half * 4 + step]);
     }
 }
 

@@ -5,8 +5,8 @@
 //   NVFP4: codes [row tile][columns / 64][lane][16 bytes], one word a tile of 16 columns. Of the eight codes of a word
 //     the pairs a0 to a3 stand in both halves so that few operations bring sign and magnitude to bits 15 and 8 to 6:
 //     a0 at bits 15, 8 7 6; a1 at 12, 5 4 3; a2 at 9, 2 1 0; a3 at 14, 13 11 10. Scales [row tile][columns / 64][g]
-//     [8 bytes]: four of row g, four of row g + 8, none
-//     negative or NaN.
+//     [8 bytes]: four of row g, four of row g + 8, each with an exponent of five bits in the place of e4m3's sign and
+//     four, so that its subnormals are normal; 0 is 0, and no code is anything else there. None negative or NaN.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -23,6 +23,21 @@ __device__ __host__ inline int64_t packed_tile_bytes(WeightForm form, int64_t co
   return form == WeightForm::kBf16 ? columns * 32 : columns * 8;
 }
 __device__ __host__ inline int64_t packed_scale_tile_bytes(int64_t columns) { return columns; }
+
+// A scale of e4m3, neither negative nor NaN, as it is packed: 2^(exponent - 21) (1 + three bits / 8); and back.
+__device__ inline uint8_t pack_scale(uint32_t scale) {
+  if (scale >= 8) return static_cast<uint8_t>(scale + (14 << 3));
+  if (scale == 0) return 0;
+  const int shift = scale >= 4   ? 1
+                    : scale >= 2 ? 2
+                                 : 3;  // 2^-9 times one to seven: the first bit becomes the leading one
+  return static_cast<uint8_t>((15 - shift) << 3 | (scale << shift & 7));
+}
+__device__ inline uint8_t unpack_scale(uint32_t packed) {
+  if (packed >= 15 << 3) return static_cast<uint8_t>(packed - (14 << 3));
+  if (packed == 0) return 0;
+  return static_cast<uint8_t>((8 | (packed & 7)) >> (15 - (packed >> 3)));
+}
 
 // The pairs of a word of NVFP4 codes as bfloat16 times 2^-126.
 __device__ inline void unpack_pairs(uint32_t word, uint32_t (&pairs)[4]) {
@@ -95,14 +110,13 @@ struct Stage<WeightForm::kNvfp4, kTiles> {
   __device__ void operand(int i, uint32_t (&a)[4]) const {
     const uint4& four = codes[i / 4];
     const uint32_t word = i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
-    // The scales times 2^118: e4m3's bits, four places up, are a bfloat16 2^120 times smaller, subnormals included.
-    // Bytes 0 and 2 stand in the halves of one word, 1 and 3 in those of another. With the codes, 2^126 times smaller,
-    // one multiplication gives the weights times 2^-8 exactly.
-    const __nv_bfloat162 lift = __float2bfloat162_rn(0x1p126f), rest = __float2bfloat162_rn(0x1p112f);
+    // The scales times 2^118: their bits, four places up, and 224 more of the exponent. Bytes 0 and 2 stand in the
+    // halves of one word, 1 and 3 in those of another. With the codes, 2^126 times smaller, one multiplication gives
+    // the weights times 2^-8 exactly.
     const uint32_t low = i % 2 == 0 ? scales[i / 4].x << 4 : scales[i / 4].x >> 4;
     const uint32_t high = i % 2 == 0 ? scales[i / 4].y << 4 : scales[i / 4].y >> 4;
-    const __nv_bfloat162 both_low = __hmul2(__hmul2(as_pair(low & 0x07f007f0u), lift), rest);
-    const __nv_bfloat162 both_high = __hmul2(__hmul2(as_pair(high & 0x07f007f0u), lift), rest);
+    const __nv_bfloat162 both_low = as_pair((low & 0x0ff00ff0u) | 0x70007000u);
+    const __nv_bfloat162 both_high = as_pair((high & 0x0ff00ff0u) | 0x70007000u);
     const __nv_bfloat162 first = i % 4 < 2 ? __low2bfloat162(both_low) : __high2bfloat162(both_low);
     const __nv_bfloat162 second = i % 4 < 2 ? __low2bfloat162(both_high) : __high2bfloat162(both_high);
     uint32_t pairs[4];

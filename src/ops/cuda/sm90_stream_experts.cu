@@ -116,10 +116,13 @@ class Units {
   }
   __device__ bool has_known() const { return left_ > 0; }
   __device__ const Kind& kind() const { return shared ? job_.shared : job_.routed; }
-  // True if another expert's units begin.
-  __device__ bool next() {
-    --left_;
-    if (++index < kind().units) return left_ == 0;
+  // Units of this expert that the block still has.
+  __device__ int rest() const { return left_ < kind().units - index ? left_ : kind().units - index; }
+  // So many further, no more than rest(); true if another expert's units begin, or none.
+  __device__ bool skip(int count) {
+    left_ -= count;
+    index += count;
+    if (index < kind().units) return left_ == 0;
     index = 0;
     ++run;
     return true;
@@ -136,6 +139,12 @@ class Units {
 __device__ int tiles_of(const Kind& kind, int slice) {
   const int left = (kind.columns - slice * static_cast<int>(kSliceColumns)) / 16;
   return left < 16 ? left : 16;
+}
+
+// Whether each unit is a whole slice of NVFP4 to the warp that takes `slice`.
+__device__ bool has_whole_slices(const Kind& kind, int slice) {
+  return kind.form == WeightForm::kNvfp4 && kind.turns == 1 && kind.all_pairs % kind.pairs == 0 &&
+         tiles_of(kind, slice) == 16;
 }
 
 // A warp's pieces into its ring, in the order in which it takes them; all lanes, sixteen bytes each at a time. Each
@@ -161,6 +170,10 @@ class Feed {
  private:
   __device__ void copy(int stage) {
     if (changed_) enter();
+    if (whole_ > 0) {
+      copy_whole(stage);
+      return;
+    }
     const Kind& kind = units_.kind();
     const int tiles = units_.index * kind.pairs + pair_ < kind.all_pairs ? tiles_of(kind, slice_) : 0;
     uint8_t* to = ring_ + stage * kPieceBytes + lane_ * 16;
@@ -193,9 +206,21 @@ class Feed {
       return;
     }
     turn_ = 0;
-    changed_ = units_.next();
+    changed_ = units_.skip(1);
     move(kind, first_slice_ - slice_, (kDown ? 2 : 1) * kind.pairs);
     slice_ = first_slice_;
+  }
+  // A whole slice of NVFP4, of a unit that is nothing else of this warp's.
+  __device__ void copy_whole(int stage) {
+    uint8_t* to = ring_ + stage * kPieceBytes + lane_ * 16;
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) ptx::copy_16_bytes(to + m * 2048 + j * 512, data_[m] + j * 512);
+    ptx::copy_16_bytes(to + 4096, scales_);
+    data_[0] += step_, data_[1] += step_;
+    scales_ += scale_step_;
+    if (--left_ == 0) changed_ = units_.skip(whole_);
   }
   // By so many slices and row tiles.
   __device__ void move(const Kind& kind, int slices, int tiles) {
@@ -218,10 +243,15 @@ class Feed {
       if (lane_ / 16 == m) scales_ = w.block_scale + (kDown ? 2 * pair + m : pair) * kind.columns + lane_ % 16 * 16;
     }
     move(kind, slice_, 0);
+    whole_ = left_ = has_whole_slices(kind, slice_) ? units_.rest() : 0;
+    step_ = (kDown ? 2 : 1) * int64_t{kind.pairs} * packed_tile_bytes(kind.form, kind.columns);
+    scale_step_ = (kDown ? 2 : 1) * kind.pairs * kind.columns;
   }
 
   const Job& job_;
   Units units_;
+  int64_t step_ = 0;
+  int whole_ = 0, left_ = 0, scale_step_ = 0;
   const uint8_t* data_[2] = {};
   const uint8_t* scales_ = nullptr;  // this lane's
   int pair_ = 0, first_slice_ = 0, slice_ = 0, turn_ = 0, piece_ = 0, warp_, lane_;
@@ -231,8 +261,7 @@ class Feed {
 
 // Four tiles of 16 columns, j of a piece, of both matrices times the places' inputs from `x` on (16 bytes: two tiles).
 template <WeightForm kForm>
-__device__ void multiply(const uint8_t* piece, int j, int count, const uint4* x, bool has_place, int lane,
-                         float (&sums)[2][4]) {
+__device__ void multiply(const uint8_t* piece, int j, int count, const uint4* x, int lane, float (&sums)[2][4]) {
   Stage<kForm, 4> stages[2];
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
@@ -246,8 +275,8 @@ __device__ void multiply(const uint8_t* piece, int j, int count, const uint4* x,
     }
   }
   uint4 b[2];
-  b[0] = has_place ? x[0] : make_uint4(0, 0, 0, 0);
-  b[1] = has_place && count > 2 ? x[4] : make_uint4(0, 0, 0, 0);
+  b[0] = x[0];
+  b[1] = x[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (kForm == WeightForm::kBf16 && i >= count) break;
@@ -280,7 +309,7 @@ __device__ void multiply_units(const Job& job, const Plan& plan, const Memory& m
                                int lane) {
   int stage = 0, buffer = 0;
   uint32_t buffer_phase = 1;
-  bool has_place = false, changed = true;
+  bool changed = true;
   const uint4* inputs = nullptr;
   int first_slice = 0, own_pair = 0;
   const auto await = [&]() -> const uint8_t* {
@@ -293,14 +322,27 @@ __device__ void multiply_units(const Job& job, const Plan& plan, const Memory& m
     feed.fill(stage);
     if (++stage == kStages) stage = 0;
   };
+  const auto leave = [&](const float(&sums)[2][4]) {
+    ptx::wait_for(memory.sums_empty() + buffer, buffer_phase);
+    float* to = memory.sums(buffer, warp) + lane / 4 * kPlaces + lane % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        *reinterpret_cast<float2*>(to + m * 128 + half * 64) = make_float2(sums[m][half * 2], sums[m][half * 2 + 1]);
+    __syncwarp();
+    if (lane == 0) ptx::arrive(memory.sums_full() + buffer);
+    buffer ^= 1;
+    if (buffer == 0) buffer_phase ^= 1;
+  };
   for (Units at(job, plan); at.settle();) {
     const Kind& kind = at.kind();
     if (changed) {
       const Run places = run_of(job, at.shared, at.run);
       const int column = lane / 4;
       first_slice = warp % kind.sharers, own_pair = warp / kind.sharers;
-      has_place = column < places.count;
-      const int place = places.first + (has_place ? column : 0);
+      // Lanes without a place take the first one's, and nobody keeps their sums.
+      const int place = places.first + (column < places.count ? column : 0);
       int64_t slot = place;
       if constexpr (!kDown)
         slot = at.shared ? place - static_cast<int>(job.p.rows * job.p.top) : job.direct ? 0 : job.source[place];
@@ -310,6 +352,20 @@ __device__ void multiply_units(const Job& job, const Plan& plan, const Memory& m
                                               slot * job.x_pitch) +
                lane % 4;
     }
+    if (has_whole_slices(kind, first_slice)) {
+      const int count = at.rest();
+      const uint4* own = inputs + first_slice * 32;
+      for (int i = 0; i < count; ++i) {
+        float sums[2][4] = {};
+        const uint8_t* piece = await();
+#pragma unroll
+        for (int j = 0; j < 4; ++j) multiply<WeightForm::kNvfp4>(piece, j, 4, own + j * 8, lane, sums);
+        release();
+        leave(sums);
+      }
+      changed = at.skip(count);
+      continue;
+    }
     const bool mine = at.index * kind.pairs + own_pair < kind.all_pairs;
     int slice = first_slice;
     for (int turn = 0; turn < kind.turns; ++turn, slice += kind.sharers) {
@@ -318,38 +374,22 @@ __device__ void multiply_units(const Job& job, const Plan& plan, const Memory& m
       const uint4* own = inputs + slice * 32;
       if (kind.form == WeightForm::kNvfp4) {
         const uint8_t* piece = await();
-        if (tiles == 16) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) multiply<WeightForm::kNvfp4>(piece, j, 4, own + j * 8, has_place, lane, sums);
-        } else {
-          for (int j = 0; j * 4 < tiles; ++j)
-            multiply<WeightForm::kNvfp4>(piece, j, 4, own + j * 8, has_place, lane, sums);
-        }
+        for (int j = 0; j * 4 < tiles; ++j) multiply<WeightForm::kNvfp4>(piece, j, 4, own + j * 8, lane, sums);
         release();
       } else {
         int j = 0;
         do {
           const uint8_t* piece = await();
           if (tiles - j * 4 >= 4)
-            multiply<WeightForm::kBf16>(piece, 0, 4, own + j * 8, has_place, lane, sums);
+            multiply<WeightForm::kBf16>(piece, 0, 4, own + j * 8, lane, sums);
           else if (tiles - j * 4 > 0)
-            multiply<WeightForm::kBf16>(piece, 0, tiles - j * 4, own + j * 8, has_place, lane, sums);
+            multiply<WeightForm::kBf16>(piece, 0, tiles - j * 4, own + j * 8, lane, sums);
           release();
         } while (++j * 4 < tiles);
       }
-      ptx::wait_for(memory.sums_empty() + buffer, buffer_phase);
-      float* to = memory.sums(buffer, warp) + lane / 4 * kPlaces + lane % 4 * 2;
-#pragma unroll
-      for (int m = 0; m < 2; ++m)
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          *reinterpret_cast<float2*>(to + m * 128 + half * 64) = make_float2(sums[m][half * 2], sums[m][half * 2 + 1]);
-      __syncwarp();
-      if (lane == 0) ptx::arrive(memory.sums_full() + buffer);
-      buffer ^= 1;
-      if (buffer == 0) buffer_phase ^= 1;
+      leave(sums);
     }
-    changed = at.next();
+    changed = at.skip(1);
   }
 }
 
@@ -420,7 +460,7 @@ __device__ void add_units(const Job& job, const Plan& plan, const Memory& memory
       buffer ^= 1;
       if (buffer == 0) phase ^= 1;
     }
-    changed = at.next();
+    changed = at.skip(1);
   }
 }
 

@@ -278,8 +278,9 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
           if (!kFull && i >= count) break;
           uint2 b[kColumns8];
           if constexpr (kColumns == Columns::kWhole) {
-            const int column = lane / 4;
-            b[0] = column < columns ? input[((step + k + i) * columns + column) * 4 + lane % 4] : make_uint2(0, 0);
+            // Lanes without a column take the last one's, and nobody keeps their sums.
+            const int column = lane / 4 < columns ? lane / 4 : columns - 1;
+            b[0] = input[((step + k + i) * columns + column) * 4 + lane % 4];
           } else {
             const uint2* from =
                 kColumns == Columns::kSlices
