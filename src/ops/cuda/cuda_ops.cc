@@ -115,18 +115,13 @@ constexpr int64_t kPackedChunkBytes = int64_t{64} << 20;
 // Rows of a packed matrix that are made at a time.
 int64_t chunk_rows(int64_t row_bytes) { return std::max<int64_t>(16, kPackedChunkBytes / row_bytes / 16 * 16); }
 
-// A block scale that is negative or NaN, or 0 where a code is not: packed.cuh has no place for them.
+// A negative block scale, or NaN: the packed order's way to bfloat16 knows neither.
 bool has_unusual_scale(const Matrix& m) {
-  const auto has_codes = [&](int64_t r, int64_t block) {
-    const std::byte* codes = m.data + r * m.row_bytes + block * 8;
-    return std::any_of(codes, codes + 8, [](std::byte two) { return (two & std::byte{0x77}) != std::byte{0}; });
-  };
+  bool unusual = false;
   for (int64_t r = 0; r < m.rows; ++r)
-    for (int64_t i = 0; i < m.columns / 16; ++i) {
-      const uint8_t scale = m.block_scale[r * m.block_scale_stride + i];
-      if (scale >= 0x7f || (scale == 0 && has_codes(r, i))) return true;
-    }
-  return false;
+    for (int64_t i = 0; i < m.columns / 16; ++i)
+      unusual = unusual || m.block_scale[r * m.block_scale_stride + i] >= 0x7f;
+  return unusual;
 }
 
 }  // namespace

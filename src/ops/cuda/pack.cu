@@ -51,7 +51,8 @@ __global__ void pack_nvfp4_kernel(Weights plain, int64_t tiles, uint4* to, uint8
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int64_t r = row + j % 2 * 8, column = block * kPackedBlockColumns + step * 16 + lane % 4 * 2 + j / 2 * 8;
-      const uint32_t two = r < plain.rows ? plain.data[r * plain.row_bytes + column / 2] : 0u;
+      const bool weighs = r < plain.rows && plain.block_scale[r * plain.block_scale_stride + block * 4 + step] != 0;
+      const uint32_t two = weighs ? plain.data[r * plain.row_bytes + column / 2] : 0u;
       word |= pack_code(two & 15, j) | pack_code(two >> 4, j) << 16;
     }
     words[step] = word;

@@ -6,7 +6,8 @@
 //     the pairs a0 to a3 stand in both halves so that few operations bring sign and magnitude to bits 15 and 8 to 6:
 //     a0 at bits 15, 8 7 6; a1 at 12, 5 4 3; a2 at 9, 2 1 0; a3 at 14, 13 11 10. Scales [row tile][columns / 64][g]
 //     [8 bytes]: four of row g, four of row g + 8, each with an exponent of five bits in the place of e4m3's sign and
-//     four, so that its subnormals are normal; 0 is 0, and no code is anything else there. None negative or NaN.
+//     four, so that its subnormals are normal; 0 is 0, and codes under it, which weigh nothing, are 0 as well. None
+//     negative or NaN.
 #pragma once
 
 #include <cuda_bf16.h>
