@@ -119,13 +119,20 @@ void CudaOps::stream(std::span<const OwnProduct> products, int64_t rows, int par
         terms = std::max(terms, terms_of(*each.weight));
     return terms;
   };
+  int inputs = 1;
+  for (const OwnProduct& each : products) inputs = each.x != products.front().x ? 2 : inputs;
+  // Two rows in three terms are six columns: few outputs are multiplied for each two rows, out of the cache.
+  constexpr int64_t kFewOutputs = 512;
+  constexpr int kThriceRows = 2;
   for (const OwnProduct& each : products) {
     const Matrix& w = *each.weight;
     const int terms = terms_of(w);
-    const int64_t block = terms == 1 ? rows : kMostFragmentColumns / 3;
+    const bool in_layers = terms == 3 && rows > kThriceRows && w.rows <= kFewOutputs && w.input_scale == 0.0f &&
+                           streams_inputs(limits_, kThriceRows, terms, w.columns, inputs);
+    const int64_t block = terms == 1 || in_layers ? rows : kMostFragmentColumns / 3;
     const bool whole =
-        w.input_scale == 0.0f && streams_inputs(limits_, rows, rows <= 2 ? most_terms(each) : terms, w.columns,
-                                                static_cast<int>(std::min<size_t>(products.size(), 2)));
+        in_layers || (w.input_scale == 0.0f &&
+                      streams_inputs(limits_, rows, rows <= kThriceRows ? most_terms(each) : terms, w.columns, inputs));
     for (int64_t begin = 0; begin < rows; begin += block) {
       RowsProduct p;
       p.weights = weights_of(w);
@@ -133,6 +140,7 @@ void CudaOps::stream(std::span<const OwnProduct> products, int64_t rows, int par
       p.terms = terms;
       p.rows = std::min(block, rows - begin);
       p.scale = part_scale(w);
+      p.block_rows = in_layers ? kThriceRows : 0;
       p.x = each.x + begin * each.x_stride;
       p.x_stride = each.x_stride;
       p.y = each.y + begin * each.y_stride;
@@ -169,18 +177,18 @@ void CudaOps::stream(std::span<const OwnProduct> products, int64_t rows, int par
     std::vector<RowsProduct> together, others;
     const RowsProduct any = left.front();
     const auto tiles_of = [](const RowsProduct& p) {
-      return p.prepared == nullptr ? 0 : fragment_tiles(p.rows, p.terms);
+      return p.prepared == nullptr ? -p.block_rows : fragment_tiles(p.rows, p.terms);
     };
-    std::vector<const float*> inputs;
+    std::vector<const float*> seen;
     for (const RowsProduct& p : left) {
       const bool fits = together.size() < kMostGroup && p.weights.form == any.weights.form &&
                         p.weights.columns == any.weights.columns && tiles_of(p) == tiles_of(any);
-      const bool is_new = std::find(inputs.begin(), inputs.end(), p.x) == inputs.end();
-      if (!fits || (p.prepared == nullptr && is_new && inputs.size() == 2)) {
+      const bool is_new = std::find(seen.begin(), seen.end(), p.x) == seen.end();
+      if (!fits || (p.prepared == nullptr && is_new && seen.size() == 2)) {
         others.push_back(p);
         continue;
       }
-      if (is_new) inputs.push_back(p.x);
+      if (is_new) seen.push_back(p.x);
       together.push_back(p);
     }
     check(stream_products(stream_.get(), limits_, together.data(), static_cast<int>(together.size())), "matmul");

@@ -158,6 +158,7 @@ struct RowsProduct {
   float scale = 1.0f;
   const float* x = nullptr;
   int64_t x_stride = 0;
+  int block_rows = 0;                  // of x: rows that a block takes at a time, or 0 for all
   const uint16_t* prepared = nullptr;  // instead of x: fragments, of these rows and at least these terms
   float* y = nullptr;
   int64_t y_stride = 0;
@@ -209,7 +210,7 @@ struct ExpertsProblem {
   // Of the matrices that split slices: the most slices of a part of gate and up, and of down.
   int64_t inner_slices = 1, down_slices = 1;
   bool split = false;
-  bool packed = false;      // all matrices are, gate and up of an expert in one form
+  bool packed = false;  // all matrices are, gate and up of an expert in one form
   // All routed experts have one form and one inner width; theirs and the shared one's are multiples of 64, as columns.
   bool uniform = false;
   WeightForm routed_form = WeightForm::kNvfp4, shared_form = WeightForm::kBf16;

@@ -42,7 +42,8 @@ struct Group {
   int64_t first_unit[kMostGroup], units;
   int input[kMostGroup];  // of a product, in shared memory
   int count, inputs, row_tiles, concurrent, stages;
-  int rows, terms;  // of inputs that stand in shared memory whole
+  // Inputs that stand in shared memory whole: so many rows a layer of the grid, of all.
+  int rows, all_rows, terms;
 };
 
 // The row tiles of a unit, and this warp's.
@@ -182,6 +183,7 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
   const RowsProduct& any = group.products[0];
   const Slices slices(any.weights.columns, any.parts);
   const int columns = group.rows * group.terms;  // of whole inputs
+  const int first_row = kColumns == Columns::kWhole ? static_cast<int>(blockIdx.y) * group.rows : 0;
   const auto steps = static_cast<int>(any.weights.columns / 16);
 
   // Barriers of the columns' slices; rings; columns; sums.
@@ -227,7 +229,8 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
       uint2* to = x + filled++ * steps * columns * 4;
       for (int i = threadIdx.x; i < steps * rows * 4; i += static_cast<int>(blockDim.x)) {
         const int q = i % 4, row = i / 4 % rows, step = i / 4 / rows;
-        const float* from = p.x + row * p.x_stride + step * 16 + 2 * q;
+        if (first_row + row >= group.all_rows) continue;
+        const float* from = p.x + (first_row + row) * p.x_stride + step * 16 + 2 * q;
         float rest[4] = {from[0], from[1], from[8], from[9]};
         for (int term = 0; term < terms; ++term) {
           uint32_t bits[4];
@@ -255,8 +258,11 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
   for (int64_t unit = blockIdx.x; unit < group.units; unit += gridDim.x) {
     const Place at = place_of(group, unit, own_tile);
     const RowsProduct& p = group.products[at.which];
-    const auto rows = static_cast<int>(p.rows);
-    const int terms = p.terms, own_columns = rows * terms;
+    const auto rows_left = static_cast<int>(p.rows) - first_row;
+    const int rows = kColumns == Columns::kWhole && group.rows < rows_left ? group.rows : rows_left;
+    // Where the next term of a row stands.
+    const int pitch = kColumns == Columns::kWhole ? group.rows : rows;
+    const int terms = p.terms, own_columns = (terms - 1) * pitch + rows;
     const uint2* input = x + (kColumns == Columns::kWhole ? group.input[at.which] * steps * columns * 4 : 0);
     constexpr int kElements = kAlone ? 1 : 2 * kColumns8;
     const int elements = group.row_tiles * kTileFloats;
@@ -353,7 +359,7 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
     }
 
     const auto write = [&](int row, int64_t output, float value) {
-      if (output < p.weights.rows) p.y[row * p.y_stride + output] = value;
+      if (output < p.weights.rows) p.y[(first_row + row) * p.y_stride + output] = value;
     };
     if constexpr (kAlone) {
       if (terms == 1) {
@@ -376,7 +382,7 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
           const int row = i / 16, output = i % 16;
           const float* from = to + output * (kColumns8 * 8) + row;
           float sum = from[0];
-          for (int term = 1; term < terms; ++term) sum = sum + from[term * rows];
+          for (int term = 1; term < terms; ++term) sum = sum + from[term * pitch];
           if (at.mine) write(row, at.tile * kPackedRows + output, sum);
         }
         __syncwarp();
@@ -401,7 +407,7 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
         const int row = element % (kColumns8 * 8);
         if (row >= rows) continue;
         float sum = partials[element];
-        for (int term = 1; term < terms; ++term) sum = sum + partials[element + term * rows];
+        for (int term = 1; term < terms; ++term) sum = sum + partials[element + term * pitch];
         write(row, output_of(element), sum);
       }
       __syncthreads();
@@ -441,7 +447,9 @@ __global__ void prepare_kernel(const __grid_constant__ Sets group) {
 
 template <WeightForm kForm, int kColumns8, bool kAlone, Columns kColumns, int kRowTiles>
 cudaError_t start(cudaStream_t stream, const Group& group, const StreamShape& shape) {
-  return launch(stream_kernel<kForm, kColumns8, kAlone, kColumns, kRowTiles>, static_cast<unsigned>(shape.blocks),
+  const int layers = kColumns == Columns::kWhole ? (group.all_rows + group.rows - 1) / group.rows : 1;
+  const dim3 grid(static_cast<unsigned>(shape.blocks), static_cast<unsigned>(layers));
+  return launch(stream_kernel<kForm, kColumns8, kAlone, kColumns, kRowTiles>, grid,
                 static_cast<unsigned>(shape.warps() * 32), static_cast<size_t>(shape.shared_bytes), stream, group);
 }
 
@@ -496,14 +504,15 @@ cudaError_t stream_products(cudaStream_t stream, const DeviceLimits& limits, con
   const bool whole = any.prepared == nullptr, bf16 = any.weights.form == WeightForm::kBf16;
   Group group{};
   group.count = count;
-  group.rows = static_cast<int>(any.rows);
+  group.all_rows = static_cast<int>(any.rows);
+  group.rows = any.block_rows > 0 ? any.block_rows : group.all_rows;
   int tiles = 1;
   StreamProblem problem;
   for (int i = 0; i < count; ++i) {
     const RowsProduct& p = products[i];
     group.products[i] = p;
     group.terms = p.terms > group.terms ? p.terms : group.terms;
-    tiles = std::max(tiles, fragment_tiles(p.rows, p.terms));
+    tiles = std::max(tiles, fragment_tiles(whole ? group.rows : p.rows, p.terms));
     group.input[i] = group.inputs;
     for (int j = 0; j < i; ++j)
       if (products[j].x == p.x && products[j].x_stride == p.x_stride) group.input[i] = group.input[j];
@@ -513,7 +522,7 @@ cudaError_t stream_products(cudaStream_t stream, const DeviceLimits& limits, con
   problem.count = count;
   problem.columns8 = tiles;
   problem.slices = Slices(any.weights.columns, any.parts).total;
-  problem.whole_bytes = whole ? group.inputs * any.weights.columns * any.rows * group.terms * 2 : 0;
+  problem.whole_bytes = whole ? group.inputs * any.weights.columns * group.rows * group.terms * 2 : 0;
   problem.parts = any.parts;
   problem.terms = group.terms;
   problem.piece_bytes = bf16 ? kBf16PieceBytes : kNvfp4PieceBytes;
