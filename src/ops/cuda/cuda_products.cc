@@ -345,11 +345,6 @@ void CudaOps::experts(std::span<const ExpertWeights> experts, const ExpertWeight
   };
   for (const ExpertWeights& e : experts) see(e);
   if (p.has_shared) see(shared);
-  const auto has_packed = [](const ExpertWeights& e) { return e.gate.is_packed || e.up.is_packed || e.down.is_packed; };
-  if (!packed && (has_packed(shared) || std::any_of(experts.begin(), experts.end(), has_packed)))
-    fail(ErrorKind::kUsage, "experts",
-         "some matrices in the order of the matrix units and others not (of several forms, or with block scales that "
-         "are negative or NaN); expected all of one layer in one order");
   p.packed = packed && p.columns % 2 == 0;
   warpgroups = warpgroups && p.packed && !p.gate_by_place && !p.up_by_place && !p.down_by_place;
 

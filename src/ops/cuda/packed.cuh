@@ -14,6 +14,7 @@
 
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/ptx/load.cuh"
+#include "ops/cuda/weights.cuh"
 
 namespace verbatim::ops::cuda {
 
@@ -24,21 +25,6 @@ __device__ __host__ inline int64_t packed_tile_bytes(WeightForm form, int64_t co
   return form == WeightForm::kBf16 ? columns * 32 : columns * 8;
 }
 __device__ __host__ inline int64_t packed_scale_tile_bytes(int64_t columns) { return columns; }
-
-// A scale of e4m3, neither negative nor NaN, as it is packed: 2^(exponent - 21) (1 + three bits / 8); and back.
-__device__ inline uint8_t pack_scale(uint32_t scale) {
-  if (scale >= 8) return static_cast<uint8_t>(scale + (14 << 3));
-  if (scale == 0) return 0;
-  const int shift = scale >= 4   ? 1
-                    : scale >= 2 ? 2
-                                 : 3;  // 2^-9 times one to seven: the first bit becomes the leading one
-  return static_cast<uint8_t>((15 - shift) << 3 | (scale << shift & 7));
-}
-__device__ inline uint8_t unpack_scale(uint32_t packed) {
-  if (packed >= 15 << 3) return static_cast<uint8_t>(packed - (14 << 3));
-  if (packed == 0) return 0;
-  return static_cast<uint8_t>((8 | (packed & 7)) >> (15 - (packed >> 3)));
-}
 
 // The pairs of a word of NVFP4 codes as bfloat16 times 2^-126.
 __device__ inline void unpack_pairs(uint32_t word, uint32_t (&pairs)[4]) {
