@@ -175,8 +175,8 @@ struct IndexShape {
 };
 
 // Caches of one sparse-attention layer. Elements of `latents` and `pools` are float32, or bfloat16 where
-// Ops::cache_element_bytes() is 2. A page p holds latents [kPageTokens, R] from element p * kPageTokens * R on, and pool
-// keys [kPageTokens / pool, index width] from element p * (kPageTokens / pool) * width on.
+// Ops::cache_element_bytes() is 2. A page p holds latents [kPageTokens, R] from element p * kPageTokens * R on, and
+// pool keys [kPageTokens / pool, index width] from element p * (kPageTokens / pool) * width on.
 struct LatentCache {
   void* latents = nullptr;
   void* pools = nullptr;

@@ -20,7 +20,8 @@ TEST(Storage, EveryArrayLiesInsideWhatWasAllocated) {
   const auto index = model::index_shape(config);
   const float* slots_end = last.tail_gate + 2 * index.tail_ring() * index.width;
   const float* pages_end = static_cast<const float*>(last.pools) + 5 * (ops::kPageTokens / index.pool) * index.width;
-  EXPECT_EQ((slots_end - first.state) * 4 + (pages_end - static_cast<const float*>(storage.state().sparse.front().latents)) * 4,
+  EXPECT_EQ((slots_end - first.state) * 4 +
+                (pages_end - static_cast<const float*>(storage.state().sparse.front().latents)) * 4,
             storage.allocated_bytes());
 }
 

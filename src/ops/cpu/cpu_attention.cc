@@ -32,13 +32,15 @@ int64_t complete_pools(const IndexShape& shape, int64_t position) { return (posi
 float* pool_key(const IndexShape& shape, const LatentCache& cache, const Span& span, int64_t pool) {
   const int64_t page_pools = kPageTokens / shape.pool;
   pool += shape.storage_shift;
-  return static_cast<float*>(cache.pools) + (span.pages[pool / page_pools] * page_pools + pool % page_pools) * shape.width;
+  return static_cast<float*>(cache.pools) +
+         (span.pages[pool / page_pools] * page_pools + pool % page_pools) * shape.width;
 }
 
 float* latent_row(const IndexShape& shape, const LatentCache& cache, const Span& span, int64_t position,
                   int64_t latent_width) {
   position += shape.storage_shift;
-  return static_cast<float*>(cache.latents) + (span.pages[position / kPageTokens] * kPageTokens + position % kPageTokens) * latent_width;
+  return static_cast<float*>(cache.latents) +
+         (span.pages[position / kPageTokens] * kPageTokens + position % kPageTokens) * latent_width;
 }
 
 }  // namespace

@@ -119,7 +119,8 @@ constexpr int64_t kda_chunks_shared_bytes() { return (2 * (6864 + 512) + (128 + 
 constexpr int64_t attention_tile_shared_bytes(int64_t heads, int64_t stages, int64_t width) {
   return (heads + stages * 64) * (width * 2 + 16) + heads * (64 * 2 + 16 + 80 * 4 + 2 * 8) + stages * 8;
 }
-// sm90_bf16_indexer.cu: keys of `pools` pools and a row's queries in three terms. indexer.cu: scores held to choose from.
+// sm90_bf16_indexer.cu: keys of `pools` pools and a row's queries in three terms. indexer.cu: scores held to choose
+// from.
 constexpr int64_t index_tile_shared_bytes(int64_t pools, int64_t heads, int64_t width) {
   return pools * ((width + 63) / 64 * 128) + (heads + 15) / 16 * 16 * width * 3 * 2;
 }
