@@ -74,7 +74,8 @@ constexpr StreamShape stream_shape(const StreamProblem& p, int multiprocessors, 
         shape.stages = static_cast<int>(stages);
         shape.shared_bytes = fixed + stages * stage > least ? fixed + stages * stage : least;
         shape.blocks = shape.units < multiprocessors ? shape.units : multiprocessors;
-        const auto rounds = static_cast<double>((shape.units + multiprocessors - 1) / multiprocessors);
+        const int64_t whole_rounds = (shape.units + multiprocessors - 1) / multiprocessors;
+        const auto rounds = static_cast<double>(whole_rounds);
         const double slices = p.slices, turns = slices / concurrent;
         const double all = static_cast<double>(all_tiles) * slices / multiprocessors;
         const double busiest = rounds * tiles * slices / 1.3, latency = rounds * turns * 6.0 * warp_tiles;
