@@ -63,6 +63,35 @@ TEST(CudaShapes, WhatIsChosenBySharedMemoryFitsTheLargest) {
   EXPECT_LE(absorb_shared_bytes(4), kArchitectures[0].shared_bytes);
 }
 
+// Streamed products take a shape that fits whatever the columns: whole ones up to a quarter of what a block may have,
+// as streams_inputs() has it, or fragments. Two such blocks never fit one multiprocessor.
+TEST(CudaShapes, StreamedProductsFitEveryArchitecture) {
+  for (const Architecture& architecture : kArchitectures)
+    for (const int columns8 : {1, 2, 4, 6, 8})
+      for (const int slices : {1, 6, 16, 32, 64})
+        for (const int64_t row_tiles : {1, 12, 256, 1548, 9680})
+          for (const int terms : {1, 3})
+            for (const bool nvfp4 : {false, true})
+              for (const bool whole : {false, true}) {
+                StreamProblem p;
+                p.count = 1;
+                p.columns8 = columns8;
+                p.slices = slices;
+                p.terms = terms;
+                p.row_tiles[0] = row_tiles;
+                if (nvfp4) p.piece_bytes = kNvfp4PieceBytes, p.piece_tiles = 16;
+                if (whole && columns8 > 1) continue;
+                if (whole) p.whole_bytes = architecture.shared_bytes / 4;
+                const StreamShape shape = stream_shape(p, 132, architecture.shared_bytes);
+                ASSERT_GT(shape.units, 0) << architecture.name << ", " << columns8 << " tiles, " << slices;
+                EXPECT_LE(shape.shared_bytes, architecture.shared_bytes);
+                EXPECT_GT(2 * shape.shared_bytes, architecture.shared_bytes);
+                EXPECT_LE(shape.warps() * 32, kStreamThreads);
+              }
+  // Experts are streamed where a block may have as much, and else multiplied as before.
+  EXPECT_LE(expert_shared_bytes() + kStaticBytes, kArchitectures[0].shared_bytes);
+}
+
 // A prompt of 8,192 rows goes through each operator of the released model whole, within the bounds of working memory.
 TEST(CudaShapes, WorkingMemoryHoldsAPromptWhole) {
   const model::Config c = model::parse_config(
