@@ -41,6 +41,8 @@ std::vector<Kernel> kernels() {
           {"attention", attention_shared_bytes(8, c.latent)},
           {"index scores", index_score_shared_bytes(c.index_heads, c.index_width)},
           {"hyper-connections", hyper_shared_bytes(c.hidden)},
+          {"sampling, weights", sample_weigh_shared_bytes(41 * 32)},
+          {"sampling, the pick", sample_pick_shared_bytes()},
           {"hyper-connections in clusters", hyper_cluster_shared_bytes(8)}};
 }
 

@@ -8,6 +8,7 @@
 #include "ops/cuda/launch.h"
 #include "ops/cuda/ptx/dependency.cuh"
 #include "ops/cuda/sampling.h"
+#include "ops/cuda/shapes.h"
 
 namespace verbatim::ops::cuda {
 
@@ -126,6 +127,7 @@ __global__ void weigh_kernel(const float* logits, int64_t stride, int64_t limit,
                              Working working) {
   constexpr int kLowBits = 20;
   static_assert(kChunkIds << kLowBits <= int64_t{1} << 31);
+  static_assert(sample_weigh_shared_bytes(kBins) <= 48 * 1024);
   __shared__ uint32_t bins[3][kBins];
   __shared__ uint64_t sums[kThreads / 32];
   __shared__ uint32_t counts[kThreads / 32];
@@ -202,6 +204,7 @@ struct PickShared {
   int bin, found;
   uint32_t candidate_count;
 };
+static_assert(sizeof(PickShared) <= sample_pick_shared_bytes() && sample_pick_shared_bytes() <= 48 * 1024);
 
 // Sums over the block, to every thread.
 __device__ Tally block_sum(Tally own, PickShared& shared) {

@@ -133,6 +133,9 @@ constexpr int64_t absorb_shared_bytes(int64_t tiles) { return 64 * 1024 + tiles 
 constexpr int64_t attention_group_shared_bytes(int64_t width) { return 16 * width * 4; }
 constexpr int64_t attention_shared_bytes(int64_t heads, int64_t width) { return 2 * heads * width * 4; }
 constexpr int64_t index_score_shared_bytes(int64_t heads, int64_t width) { return heads * (width + 1) * 4; }
+// sampling.cu (static): counts and two halves of sums by bin; and the block that picks, of at most 256 chunks.
+constexpr int64_t sample_weigh_shared_bytes(int64_t bins) { return 3 * 4 * bins + 256; }
+constexpr int64_t sample_pick_shared_bytes() { return (4096 + 256) * 8 + 256 * 4 + 32 * 16 + 256; }
 // sm90_hyper.cu, streams of `width`.
 constexpr int64_t hyper_shared_bytes(int64_t width) { return (int64_t{100} * width / 256 + width) * 4; }
 // sm90_hyper_cluster.cu, `rows` rows a cluster.
