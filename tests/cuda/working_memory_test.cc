@@ -100,7 +100,8 @@ TEST(WorkingMemory, OfTheReleasedWidths) {
       const int64_t held = ops::cuda_working_held(*device);
       if (!reserves) {
         needed = held;
-        EXPECT_LE(held / 5 * 4, std::max(counted, before)) << rows;
+        // What grows takes a quarter more than asked for, rounded up to 256 bytes.
+        EXPECT_LE(held / 5 * 4, std::max(counted, before) + 256) << rows;
         continue;
       }
       std::printf(

@@ -6,8 +6,8 @@
 // quarter of it in BF16); two more warps add the slices' sums in order and leave SwiGLU's result or down's. Launches:
 // places (none for one row, whose experts are its choices), gate and up, down, the weighted sum.
 // Bytes: the stored weights of the chosen experts, once for each eight places. Inputs are bfloat16 in the order of the
-// matrix units, in shared memory where all rows' fit, else out of the first-level cache. Instructions: some 20 for 256
-// weights, 8 of them to bring the codes in place.
+// matrix units, in shared memory where all rows' fit, else out of the first-level cache. Instructions of the inner
+// loop: 19 for 256 weights.
 #include "ops/cuda/launch.h"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/packed.cuh"
