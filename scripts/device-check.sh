@@ -44,11 +44,11 @@ run() {
     -DCMAKE_CXX_COMPILER_LAUNCHER="$PWD/build/device/launcher" > "$out/configure.log" 2>&1 \
     || { tail -n 30 "$out/configure.log"; exit 1; }
   cmake --build build/device/build -j "$jobs" --target \
-    verbatim cuda_ops_tests cuda_model_tests cuda_device_tests cuda_engine_tests > "$out/build.log" 2>&1 \
+    verbatim cuda_ops_tests cuda_model_tests cuda_device_tests cuda_engine_tests cuda_attention_tests > "$out/build.log" 2>&1 \
     || { grep -E "error|FAILED" -A 5 "$out/build.log" | head -n 60; exit 1; }
   echo "built in $((SECONDS - start)) s on $jobs cores"
   local failed=0
-  for tests in cuda_device_tests cuda_model_tests cuda_ops_tests cuda_engine_tests; do
+  for tests in cuda_device_tests cuda_model_tests cuda_ops_tests cuda_engine_tests cuda_attention_tests; do
     start=$SECONDS
     local filter="*"
     if [ $tests = cuda_model_tests ]; then filter="-Bits.FiveThousandTokens"; fi
