@@ -13,12 +13,7 @@ __device__ inline float fade_of(float x) {
   const float shifted = clamped * 0x1.715476p+0f + shift;
   const float n = shifted - shift;
   const float r = fmaf(-n, -0x1.05c610p-29f, fmaf(-n, 0x1.62e430p-1f, clamped));
-  float q = 0x1.6a2402p-10f;
-  q = fmaf(q, r, 0x1.123a1ep-7f);
-  q = fmaf(q, r, 0x1.5558f2p-5f);
-  q = fmaf(q, r, 0x1.555492p-3f);
-  q = fmaf(q, r, 0x1.fffffcp-2f);
-  const float p = 1.0f + fmaf(r * r, q, r);
+  const float p = exp_near_zero(r);
   const float scaled = p * __int_as_float((__float_as_int(shifted) << 23) + 0x3f800000);
   return x < lowest ? 0.0f : scaled;
 }

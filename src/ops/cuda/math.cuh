@@ -10,17 +10,22 @@ namespace verbatim::ops::cuda {
 __device__ inline float min_of(float a, float b) { return a < b ? a : b; }
 __device__ inline float max_of(float a, float b) { return a > b ? a : b; }
 
-__device__ inline float exp_of(float x) {
-  const float lowest = -0x1.5d589ep+6f;
-  const float clamped = min_of(89.0f, max_of(lowest, x));
-  const float n = rintf(clamped * 0x1.715476p+0f);
-  const float r = fmaf(-n, -0x1.05c610p-29f, fmaf(-n, 0x1.62e430p-1f, clamped));
+// exp(r) for |r| up to half the logarithm of 2.
+__device__ inline float exp_near_zero(float r) {
   float q = 0x1.6a2402p-10f;
   q = fmaf(q, r, 0x1.123a1ep-7f);
   q = fmaf(q, r, 0x1.5558f2p-5f);
   q = fmaf(q, r, 0x1.555492p-3f);
   q = fmaf(q, r, 0x1.fffffcp-2f);
-  const float p = 1.0f + fmaf(r * r, q, r);
+  return 1.0f + fmaf(r * r, q, r);
+}
+
+__device__ inline float exp_of(float x) {
+  const float lowest = -0x1.5d589ep+6f;
+  const float clamped = min_of(89.0f, max_of(lowest, x));
+  const float n = rintf(clamped * 0x1.715476p+0f);
+  const float r = fmaf(-n, -0x1.05c610p-29f, fmaf(-n, 0x1.62e430p-1f, clamped));
+  const float p = exp_near_zero(r);
   const float m = min_of(n, 127.0f);
   const float scaled = p * __int_as_float((static_cast<int32_t>(m) + 127) << 23);
   const float result = fmaf(scaled, n - m, scaled);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ops/cuda/attention.h"
+#include "ops/cuda/fade.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/ptx/bulk_copy.cuh"
@@ -30,24 +31,6 @@ constexpr int kHooks = 4;
 // Rows of bfloat16 in shared memory are sixteen bytes longer than their elements, so that one place of eight rows lies
 // in all banks.
 constexpr int kPad = 16, kWeightBytes = kTokens * 2 + kPad;
-
-// The bits of exp_of where x is no more than 0 (or NaN), by full-rate instructions alone: adding 1.5 * 2^23 rounds to a
-// whole number, which then stands in the low bits.
-__device__ float exp_of_at_most_zero(float x) {
-  const float lowest = -0x1.5d589ep+6f, whole = 0x1.8p+23f;
-  const float clamped = max_of(lowest, x);
-  const float shifted = clamped * 0x1.715476p+0f + whole;
-  const float n = shifted - whole;
-  const float r = fmaf(-n, -0x1.05c610p-29f, fmaf(-n, 0x1.62e430p-1f, clamped));
-  float q = 0x1.6a2402p-10f;
-  q = fmaf(q, r, 0x1.123a1ep-7f);
-  q = fmaf(q, r, 0x1.5558f2p-5f);
-  q = fmaf(q, r, 0x1.555492p-3f);
-  q = fmaf(q, r, 0x1.fffffcp-2f);
-  const float p = 1.0f + fmaf(r * r, q, r);
-  const float result = p * __int_as_float((__float_as_int(shifted) << 23) + (127 << 23));
-  return x < lowest ? 0.0f : result;
-}
 
 template <int kHeads>
 struct Tiles {
@@ -171,13 +154,13 @@ __device__ void weigh(const float* scores, uint8_t* weights, float& most, float&
     uint8_t* to = weights + head * kWeightBytes + (i * 16 + first) * 2;
 #pragma unroll
     for (int l = 0; l < T::kLanes; l += 2) {
-      const float low = exp_of_at_most_zero(own[i][l] - most);
+      const float low = fade_of(own[i][l] - most);
       if constexpr (T::kLanes == 1) {
         const uint32_t bits = ptx::pack_bf16(low, 0.0f);
         lanes[0] = lanes[0] + __uint_as_float(bits << 16);
         *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(bits);
       } else {
-        const uint32_t bits = ptx::pack_bf16(low, exp_of_at_most_zero(own[i][l + 1] - most));
+        const uint32_t bits = ptx::pack_bf16(low, fade_of(own[i][l + 1] - most));
         lanes[l] = lanes[l] + __uint_as_float(bits << 16);
         lanes[l + 1] = lanes[l + 1] + __uint_as_float(bits & 0xffff0000u);
         *reinterpret_cast<uint32_t*>(to + l * 2) = bits;
@@ -361,7 +344,7 @@ __global__ void __launch_bounds__(kThreads, kStages == 1 ? 2 : 1)
     weigh<kHeads>(s.scores, s.weights, most, sum, [&](float own) {
       if (!kWalks || turn == 0) return;
       const float both = max_of(before.x, own);
-      scales = make_float2(exp_of_at_most_zero(before.x - both), exp_of_at_most_zero(own - both));
+      scales = make_float2(fade_of(before.x - both), fade_of(own - both));
     });
     if (thread % T::kParts == 0) {
       if constexpr (kWalks) {
