@@ -32,6 +32,13 @@ int64_t product_flops(const ops::ExpertWeights& e, int64_t rows) {
   return product_flops(e.gate, rows) + product_flops(e.up, rows) + product_flops(e.down, rows);
 }
 
+// A product's weights and arithmetic.
+void add_product(const ops::Matrix& w, int64_t rows, OperatorCount& work, int64_t& outputs) {
+  outputs += w.rows;
+  work.bytes += stored_bytes(w);
+  work.flops += product_flops(w, rows);
+}
+
 // Work that rows of floats alone make, read and written.
 OperatorCount rows_alone(int64_t floats) { return {1, 0, floats * kFloat, 0}; }
 
@@ -110,11 +117,7 @@ void OperatorMeter::matmul(const ops::Matrix& w, const float* x, int64_t x_strid
 void OperatorMeter::matmul_group(std::span<const Product> products, const float* x, int64_t x_stride, int64_t rows) {
   int64_t outputs = 0;
   OperatorCount work{1};
-  for (const Product& each : products) {
-    outputs += each.weight->rows;
-    work.bytes += stored_bytes(*each.weight);
-    work.flops += product_flops(*each.weight, rows);
-  }
+  for (const Product& each : products) add_product(*each.weight, rows, work, outputs);
   const ops::Matrix& any = *products.front().weight;
   work.row_bytes = rows * (outputs + any.columns) * kFloat;
   meter(product_label(outputs, any), work, [&] { inner_.matmul_group(products, x, x_stride, rows); });
@@ -123,9 +126,7 @@ void OperatorMeter::matmul_each(std::span<const OwnProduct> products, int64_t ro
   int64_t outputs = 0;
   OperatorCount work{1};
   for (const OwnProduct& each : products) {
-    outputs += each.weight->rows;
-    work.bytes += stored_bytes(*each.weight);
-    work.flops += product_flops(*each.weight, rows);
+    add_product(*each.weight, rows, work, outputs);
     work.row_bytes += rows * (each.weight->rows + each.weight->columns) * kFloat;
   }
   meter(product_label(outputs, *products.front().weight), work, [&] { inner_.matmul_each(products, rows); });

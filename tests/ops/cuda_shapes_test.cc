@@ -23,7 +23,7 @@ struct Kernel {
 std::vector<Kernel> kernels() {
   const model::Config c = model::parse_config(
       model::synth_config({.size = model::SynthSize::kReleased, .layers = 4, .experts = 288}), "released");
-  return {{"few rows", few_rows_shared_bytes(3)},
+  return {{"down of few rows", few_rows_shared_bytes(3)},
           {"gate and up", gate_up_shared_bytes(3)},
           {"places", places_shared_bytes(c.experts)},
           {"packed tile", packed_tile_shared_bytes(128)},

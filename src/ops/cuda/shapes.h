@@ -95,7 +95,7 @@ constexpr int64_t expert_shared_bytes() {
   return kExpertBarrierBytes + int64_t{kExpertWarps} * kExpertStages * 2 * kNvfp4PieceBytes +
          int64_t{2} * kExpertWarps * 256 * 4 + kExpertInputBytes;
 }
-// The gate and up of sm90_packed_experts.cu.
+// sm90_packed_experts.cu: down (static), gate and up.
 constexpr int64_t few_rows_shared_bytes(int64_t terms) { return int64_t{2} * 8 * terms * 128 * 4; }
 constexpr int64_t gate_up_shared_bytes(int64_t terms) { return 2 * few_rows_shared_bytes(terms); }
 // sm90_packed_experts.cu: places of `experts` experts.
