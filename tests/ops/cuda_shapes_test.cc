@@ -81,7 +81,7 @@ TEST(CudaShapes, StreamedProductsFitEveryArchitecture) {
                 p.slices = slices;
                 p.terms = terms;
                 p.row_tiles[0] = row_tiles;
-                if (nvfp4) p.piece_bytes = kNvfp4PieceBytes, p.piece_tiles = 16;
+                p.bf16 = !nvfp4;
                 if (whole && columns8 > 1) continue;
                 if (whole) p.whole_bytes = architecture.shared_bytes / 4;
                 const StreamShape shape = stream_shape(p, 132, architecture.shared_bytes);

@@ -103,66 +103,23 @@ void CudaOps::multiply(std::span<const OwnProduct> products, int64_t rows, int p
   for (const Tiled& group : tiled) multiply_blocks(group.products, group.x, group.x_stride, rows, group.terms, parts);
 }
 
-// At most 64 columns (rows times terms) of a matrix at a time: three terms take rows in blocks (they are for small
-// matrices, which the caches keep). One launch prepares the fragments of all; one each multiplies those of one form,
-// columns and count of column tiles.
+// One launch prepares the fragments of all; those that multiply run beside each other.
 void CudaOps::stream(std::span<const OwnProduct> products, int64_t rows, int parts) {
   if (products.empty()) return;
-  std::vector<RowsProduct> left;
-  std::vector<Fragments> sets;
-  std::vector<size_t> set_of;  // by product; npos: it reads its rows itself
-  constexpr size_t kNone = static_cast<size_t>(-1);
-  const auto most_terms = [&](const OwnProduct& own) {
-    int terms = 1;
-    for (const OwnProduct& each : products)
-      if (each.x == own.x && each.weight->columns == own.weight->columns)
-        terms = std::max(terms, terms_of(*each.weight));
-    return terms;
-  };
-  int inputs = 1;
-  for (const OwnProduct& each : products) inputs = each.x != products.front().x ? 2 : inputs;
-  // Two rows in three terms are six columns: few outputs are multiplied for each two rows, out of the cache.
-  constexpr int64_t kFewOutputs = 512;
-  constexpr int kThriceRows = 2;
+  std::vector<StreamedProduct> all;
   for (const OwnProduct& each : products) {
     const Matrix& w = *each.weight;
-    const int terms = terms_of(w);
-    const bool in_layers = terms == 3 && rows > kThriceRows && w.rows <= kFewOutputs && w.input_scale == 0.0f &&
-                           streams_inputs(limits_, kThriceRows, terms, w.columns, inputs);
-    const int64_t block = terms == 1 || in_layers ? rows : kMostFragmentColumns / 3;
-    const bool whole =
-        in_layers || (w.input_scale == 0.0f &&
-                      streams_inputs(limits_, rows, rows <= kThriceRows ? most_terms(each) : terms, w.columns, inputs));
-    for (int64_t begin = 0; begin < rows; begin += block) {
-      RowsProduct p;
-      p.weights = weights_of(w);
-      p.parts = parts;
-      p.terms = terms;
-      p.rows = std::min(block, rows - begin);
-      p.scale = part_scale(w);
-      p.block_rows = in_layers ? kThriceRows : 0;
-      p.x = each.x + begin * each.x_stride;
-      p.x_stride = each.x_stride;
-      p.y = each.y + begin * each.y_stride;
-      p.y_stride = each.y_stride;
-      left.push_back(p);
-      if (whole) {
-        set_of.push_back(kNone);
-        continue;
-      }
-      size_t set = 0;
-      while (set < sets.size() &&
-             !(sets[set].x == p.x && sets[set].x_stride == p.x_stride && sets[set].rows == p.rows &&
-               sets[set].columns == w.columns && sets[set].input_scale == w.input_scale))
-        ++set;
-      if (set == sets.size()) sets.push_back({p.x, p.x_stride, p.rows, w.columns, 1, 1, w.input_scale, nullptr});
-      sets[set].terms = std::max(sets[set].terms, terms);
-      sets[set].tiles = fragment_tiles(p.rows, sets[set].terms);
-      set_of.push_back(set);
-    }
+    all.push_back({each.x, each.x_stride, w.rows, w.columns, w.form, terms_of(w), w.input_scale});
   }
+  const StreamPlan plan = plan_stream(all, rows, limits_.shared_bytes);
+  std::vector<Fragments> sets;
   int64_t bytes = 0;
-  for (const Fragments& set : sets) bytes += set.columns * set.tiles * 16;
+  for (const StreamPlan::Set& set : plan.sets) {
+    const OwnProduct& own = products[static_cast<size_t>(set.product)];
+    sets.push_back({own.x + set.first_row * own.x_stride, own.x_stride, set.rows, own.weight->columns, set.terms,
+                    set.tiles, own.weight->input_scale, nullptr});
+    bytes += own.weight->columns * set.tiles * 16;
+  }
   std::byte* to = bytes > 0 ? scratch_.take(bytes, stream_) : nullptr;
   for (Fragments& set : sets) {
     set.to = reinterpret_cast<uint16_t*>(to);
@@ -171,28 +128,29 @@ void CudaOps::stream(std::span<const OwnProduct> products, int64_t rows, int par
   for (size_t i = 0; i < sets.size(); i += kMostGroup)
     check(prepare_fragments(stream_.get(), &sets[i], static_cast<int>(std::min<size_t>(sets.size() - i, kMostGroup))),
           "matmul");
-  for (size_t i = 0; i < left.size(); ++i)
-    if (set_of[i] != kNone) left[i].prepared = sets[set_of[i]].to;
-  while (!left.empty()) {
-    std::vector<RowsProduct> together, others;
-    const RowsProduct any = left.front();
-    const auto tiles_of = [](const RowsProduct& p) {
-      return p.prepared == nullptr ? -p.block_rows : fragment_tiles(p.rows, p.terms);
-    };
-    std::vector<const float*> seen;
-    for (const RowsProduct& p : left) {
-      const bool fits = together.size() < kMostGroup && p.weights.form == any.weights.form &&
-                        p.weights.columns == any.weights.columns && tiles_of(p) == tiles_of(any);
-      const bool is_new = std::find(seen.begin(), seen.end(), p.x) == seen.end();
-      if (!fits || (p.prepared == nullptr && is_new && seen.size() == 2)) {
-        others.push_back(p);
-        continue;
-      }
-      if (is_new) seen.push_back(p.x);
+  StreamTurn turn;
+  turn.followed = plan.launches.size() > 1;
+  for (const StreamPlan::Launch& launch : plan.launches) {
+    std::vector<RowsProduct> together;
+    for (const StreamPlan::Piece& piece : launch.pieces) {
+      const OwnProduct& own = products[static_cast<size_t>(piece.product)];
+      RowsProduct p;
+      p.weights = weights_of(*own.weight);
+      p.parts = parts;
+      p.terms = all[static_cast<size_t>(piece.product)].terms;
+      p.rows = piece.rows;
+      p.scale = part_scale(*own.weight);
+      p.block_rows = piece.block_rows;
+      p.x = own.x + piece.first_row * own.x_stride;
+      p.x_stride = own.x_stride;
+      p.y = own.y + piece.first_row * own.y_stride;
+      p.y_stride = own.y_stride;
+      if (piece.set >= 0) p.prepared = sets[static_cast<size_t>(piece.set)].to;
       together.push_back(p);
     }
-    check(stream_products(stream_.get(), limits_, together.data(), static_cast<int>(together.size())), "matmul");
-    left = std::move(others);
+    check(stream_products(stream_.get(), limits_, together.data(), static_cast<int>(together.size()), turn), "matmul");
+    turn.followed = false;
+    turn.beside = true;
   }
 }
 

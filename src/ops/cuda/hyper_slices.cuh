@@ -38,24 +38,37 @@ __device__ inline float four_lane_trees(const float (&values)[4]) {
 }
 
 // Sixteen threads take three dots of one stream's slice, those of the first eight-part also its squares. Weights of
-// BF16 wait in registers; those of float32 are read where they are used.
-template <bool kFloat>
+// BF16 wait in registers, or each thread's in shared memory (`parked`, kParkedBytes), where registers are to be left to
+// the blocks of other launches; those of float32 are read where they are used.
+enum class Waiting { kRead, kRegisters, kParked };
+inline constexpr int kParkedBytes = kSliceThreads * 6 * 16;
+template <Waiting kWaiting>
 class SliceDots {
  public:
-  __device__ SliceDots(const Weights& fn, int64_t width, int64_t first)
+  __device__ SliceDots(const Weights& fn, int64_t width, int64_t first, uint4* parked)
       : stream_(static_cast<int>(threadIdx.x) / 128),
         group_(static_cast<int>(threadIdx.x) / 16 % 8),
         part_(static_cast<int>(threadIdx.x) % 16),
         rows_(fn.data + 3 * group_ * fn.row_bytes),
         row_bytes_(fn.row_bytes),
-        at_(stream_ * width + first + part_) {
-    if constexpr (!kFloat) {
+        at_(stream_ * width + first + part_),
+        parked_(parked + threadIdx.x) {
+    if constexpr (kWaiting != Waiting::kRead) {
 #pragma unroll
       for (int dot = 0; dot < 3; ++dot)
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           const uint16_t* from = reinterpret_cast<const uint16_t*>(rows_ + dot * row_bytes_) + at_ + 32 * i;
           packed_[dot][i] = from[0] | static_cast<uint32_t>(from[16]) << 16;
+        }
+    }
+    if constexpr (kWaiting == Waiting::kParked) {
+#pragma unroll
+      for (int dot = 0; dot < 3; ++dot)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t* own = packed_[dot] + 4 * half;
+          parked_[(2 * dot + half) * kSliceThreads] = make_uint4(own[0], own[1], own[2], own[3]);
         }
     }
   }
@@ -66,9 +79,23 @@ class SliceDots {
     float sums[kRows][4];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = sums[r][2] = sums[r][3] = 0.0f;
+    uint32_t taken[3][4];
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      const float own[3] = {weight(0, i), weight(1, i), weight(2, i)};
+      if constexpr (kWaiting == Waiting::kParked)
+        if (i % 8 == 0)
+#pragma unroll
+          for (int dot = 0; dot < 3; ++dot) {
+            const uint4 four = parked_[(2 * dot + i / 8) * kSliceThreads];
+            taken[dot][0] = four.x, taken[dot][1] = four.y, taken[dot][2] = four.z, taken[dot][3] = four.w;
+          }
+      const auto weight = [&](int dot) {
+        if constexpr (kWaiting == Waiting::kRead)
+          return reinterpret_cast<const float*>(rows_ + dot * row_bytes_)[at_ + 16 * i];
+        const uint32_t both = kWaiting == Waiting::kParked ? taken[dot][i / 2 % 4] : packed_[dot][i / 2];
+        return __uint_as_float(i % 2 == 0 ? both << 16 : both & 0xffff0000u);
+      };
+      const float own[3] = {weight(0), weight(1), weight(2)};
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const float value = x[r][stream_][i * 16 + part_];
@@ -87,15 +114,10 @@ class SliceDots {
   }
 
  private:
-  __device__ float weight(int dot, int i) const {
-    if constexpr (kFloat) return reinterpret_cast<const float*>(rows_ + dot * row_bytes_)[at_ + 16 * i];
-    const uint32_t both = packed_[dot][i / 2];
-    return __uint_as_float(i % 2 == 0 ? both << 16 : both & 0xffff0000u);
-  }
-
   int stream_, group_, part_;
   const uint8_t* rows_;
   int64_t row_bytes_, at_;
+  uint4* parked_;
   uint32_t packed_[3][8] = {};
 };
 

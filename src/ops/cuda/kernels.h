@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "ops/cuda/shapes.h"
+#include "ops/cuda/stream_plan.h"
 #include "ops/ops.h"
 
 namespace verbatim::ops::cuda {
@@ -163,14 +164,12 @@ struct RowsProduct {
   float* y = nullptr;
   int64_t y_stride = 0;
 };
-inline constexpr int64_t kFewRows = 8, kMostFragmentColumns = 64;
+inline constexpr int64_t kFewRows = 8;
 // What a device gives a launch.
 struct DeviceLimits {
   int multiprocessors = 1;
   int64_t shared_bytes = 0;  // the most of a block
 };
-// Tiles of eight columns that a product's rows times terms take: 1, 2, 4, 6 or 8.
-int fragment_tiles(int64_t rows, int terms);
 // Fragments [tiles][columns / 16][lane][8 bytes]: column term * rows + row of x as mma's second operand. Bytes:
 // columns * tiles * 16. Several at once.
 struct Fragments {
@@ -181,10 +180,16 @@ struct Fragments {
   uint16_t* to = nullptr;
 };
 cudaError_t prepare_fragments(cudaStream_t stream, const Fragments* fragments, int count);
-// All of them have one form, as many columns and parts, and fragment_tiles; all have x of the same rows (of
-// input_scale 0, with rows times the most terms up to 8; `inputs` different ones), or all have fragments.
-bool streams_inputs(const DeviceLimits& limits, int64_t rows, int terms, int64_t columns, int inputs);
-cudaError_t stream_products(cudaStream_t stream, const DeviceLimits& limits, const RowsProduct* products, int count);
+// Launches that run beside each other: no one reads or writes what another writes. The first (`followed` if there are
+// more) waits for what is in front and then lets the others start; each of those ends after the one in front of it.
+struct StreamTurn {
+  bool followed = false, beside = false;
+  int64_t shared_bytes = 0;  // that the launches in front take of a multiprocessor; a launch adds its own
+};
+// One launch of plan_stream(): all have one form, as many columns and parts, and fragment_tiles; all have x of the same
+// rows (of input_scale 0, with rows times the most terms up to 8), or all have fragments.
+cudaError_t stream_products(cudaStream_t stream, const DeviceLimits& limits, const RowsProduct* products, int count,
+                            StreamTurn& turn);
 // Any rows, from prepared rows to raw sums of one slice (finish_products).
 cudaError_t packed_tile_products(cudaStream_t stream, const Bf16Product* products, int count);
 

@@ -7,9 +7,17 @@
 
 namespace verbatim::ops::cuda {
 
+// Kernels that shall run beside each other on one multiprocessor must agree on how it divides its first-level cache:
+// this asks for the most shared memory.
+template <typename... Parameters>
+cudaError_t share_multiprocessors(void (*kernel)(Parameters...)) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+}
+
+// A kernel that has more loads on their way than the first-level cache has room for then.
 template <typename... Parameters, typename... Arguments>
-cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
-                   const Arguments&... arguments) {
+cudaError_t launch_caching(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+                           cudaStream_t stream, const Arguments&... arguments) {
   if (shared_bytes > 48 * 1024) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
@@ -28,19 +36,21 @@ cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t 
   return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 }
 
-// Kernels that shall run beside each other on one multiprocessor must agree on how it divides its first-level cache:
-// this asks for the most shared memory.
-template <typename... Parameters>
-cudaError_t share_multiprocessors(void (*kernel)(Parameters...)) {
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+// All others.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+                   const Arguments&... arguments) {
+  const cudaError_t error = share_multiprocessors(kernel);
+  return error != cudaSuccess ? error : launch_caching(kernel, grid, block, shared_bytes, stream, arguments...);
 }
 
 // The same in clusters of `cluster` blocks, of which the grid is a multiple.
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch_clusters(void (*kernel)(Parameters...), unsigned cluster, dim3 grid, dim3 block, size_t shared_bytes,
                             cudaStream_t stream, const Arguments&... arguments) {
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  cudaError_t error = share_multiprocessors(kernel);
+  if (error == cudaSuccess)
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
   if (error == cudaSuccess && cluster > 8)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   if (error != cudaSuccess) return error;

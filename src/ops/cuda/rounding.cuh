@@ -46,6 +46,12 @@ __device__ inline float round_to_e2m1(float value) {
   return value < 0.0f ? -rounded : rounded;
 }
 
+// What stands for an activation in a block of that scale: code x scale, exact in bfloat16.
+__device__ inline float coded_activation(float value, float scale, float input_scale) {
+  const float coded = value / (scale * input_scale);
+  return isnan(coded) ? coded : round_to_e2m1(coded) * scale;
+}
+
 // Columns begin .. end - 1 of one block of a row: value(k) is the activation; writes `terms` terms.
 template <class Value>
 __device__ inline void prepare_block(const Value& value, int64_t begin, int64_t end, int terms, float input_scale,
@@ -60,11 +66,8 @@ __device__ inline void prepare_block(const Value& value, int64_t begin, int64_t 
     most = most < magnitude ? magnitude : most;
   }
   const float scale = activation_block_scale(most, input_scale);
-  const float unit = scale * input_scale;
   for (int64_t k = begin; k < end; ++k) {
-    const float coded = value(k) / unit;
-    const float rounded = isnan(coded) ? coded : round_to_e2m1(coded) * scale;
-    to[k] = static_cast<uint16_t>(bf16_bits(rounded));
+    to[k] = static_cast<uint16_t>(bf16_bits(coded_activation(value(k), scale, input_scale)));
     for (int t = 1; t < terms; ++t) to[k + t * term_stride] = 0;
   }
 }

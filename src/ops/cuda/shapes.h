@@ -19,14 +19,27 @@ inline constexpr std::array<Architecture, 4> kArchitectures = {
 
 // sm90_stream_product.cu: products of several matrices of one form with `columns8` tiles of eight columns.
 inline constexpr int kMostGroup = 8, kStreamThreads = 512;
-inline constexpr int64_t kBf16PieceBytes = 2048, kNvfp4PieceBytes = 2304, kStreamBarrierBytes = 1024;
-// Threads of a block whose warps carry their columns in their rings, with sums of several tiles in registers.
-constexpr int stream_ring_threads(int64_t columns8) { return columns8 >= 4 ? 256 : kStreamThreads; }
+inline constexpr int64_t kNvfp4PieceBytes = 2304, kStreamBarrierBytes = 1024;
+// Tiles of 16 columns, and bytes, of a piece of a row tile: 2 KB of BF16; a slice of NVFP4, or a quarter of one where
+// many columns ride along in the ring.
+constexpr int64_t stream_piece_tiles(bool bf16, int64_t columns8, bool in_ring) {
+  return bf16 || (in_ring && columns8 >= 4) ? 4 : 16;
+}
+constexpr int64_t stream_piece_bytes(bool bf16, int64_t columns8, bool in_ring) {
+  return stream_piece_tiles(bf16, columns8, in_ring) * (bf16 ? 512 : 144);
+}
+// Threads of a block whose warps share row tiles: fewer where sums of several column tiles are in registers.
+constexpr int stream_shared_threads(int64_t columns8) { return columns8 >= 4 ? 256 : kStreamThreads; }
+// How often a turn's sums stand in shared memory where columns are in the ring: twice where they are few. (With whole
+// columns 64 registers a thread leave no room for it.)
+constexpr int stream_sum_buffers(int64_t columns8, int warp_tiles) { return columns8 * warp_tiles <= 2 ? 2 : 1; }
 struct StreamProblem {
   int count = 0, columns8 = 1, slices = 1, parts = 1, terms = 1;
+  int layers = 1;                      // of the grid, that take the same weights for other rows
   int64_t row_tiles[kMostGroup] = {};  // of each matrix
   int64_t whole_bytes = 0;             // of columns that stand in shared memory whole; 0: they come as fragments
-  int64_t piece_bytes = kBf16PieceBytes, piece_tiles = 4;
+  bool bf16 = true;                    // or NVFP4
+  int64_t beside_bytes = 0;            // of shared memory that other launches take of a multiprocessor at the same time
 };
 // A block's row tiles at a time, those of a warp, the warps that share them, the stages of a warp's ring.
 struct StreamShape {
@@ -40,33 +53,38 @@ struct StreamShape {
 // through shared memory.
 constexpr StreamShape stream_shape(const StreamProblem& p, int multiprocessors, int64_t most_shared_bytes) {
   constexpr int64_t kReserve = 2048, kMostStages = 6;
+  int64_t every_tile = 0;
+  for (int i = 0; i < p.count; ++i) every_tile += p.row_tiles[i];
+  const bool beside = p.beside_bytes > 0;
+  const bool small = beside || (p.layers > 1 && p.slices < 4 && p.layers * every_tile > multiprocessors);
+  const int most_warps = small ? kStreamThreads / 64 : kStreamThreads / 32;  // of 64 registers a thread, so many fit
   StreamShape best;
   double best_cost = -1;
   for (int warp_tiles = 1; warp_tiles <= 2; ++warp_tiles)
     for (int tiles = warp_tiles; tiles <= kStreamThreads / 32; tiles += warp_tiles)
-      for (int concurrent = 1; concurrent <= kStreamThreads / 32 && concurrent <= p.slices; concurrent *= 2) {
+      for (int concurrent = 1; concurrent <= most_warps && concurrent <= p.slices; concurrent *= 2) {
         StreamShape shape;
         shape.row_tiles = tiles;
         shape.warp_tiles = warp_tiles;
         shape.concurrent = concurrent;
         const int64_t warps = shape.warps();
-        if (warps > kStreamThreads / 32 || (p.parts > 1 && concurrent == 1)) continue;
+        if (warps > most_warps || (p.parts > 1 && concurrent == 1)) continue;
         const bool alone = concurrent == 1, in_ring = !alone && p.whole_bytes == 0;
         if (warp_tiles == 2 && (!in_ring || concurrent < 4)) continue;
-        if (in_ring && warps * 32 > stream_ring_threads(p.columns8)) continue;
-        int64_t all_tiles = 0;
-        for (int i = 0; i < p.count; ++i) {
-          shape.units += (p.row_tiles[i] + tiles - 1) / tiles;
-          all_tiles += p.row_tiles[i];
-        }
+        if (!alone && warps * 32 > stream_shared_threads(p.columns8)) continue;
+        for (int i = 0; i < p.count; ++i) shape.units += (p.row_tiles[i] + tiles - 1) / tiles;
         if (shape.units == 0) return {};
         const int64_t columns = p.whole_bytes > 0 ? p.whole_bytes : alone ? int64_t{2} * 16 * p.columns8 * 256 : 0;
-        const int64_t sums = !alone || p.terms > 1 ? warps * warp_tiles * 512 * p.columns8 : 0;
+        const int buffers = in_ring ? stream_sum_buffers(p.columns8, warp_tiles) : 1;
+        const int64_t sums = !alone || p.terms > 1 ? buffers * warps * warp_tiles * 512 * p.columns8 : 0;
         const int64_t fixed = kStreamBarrierBytes + columns + sums;
-        const int64_t stage = warps * (warp_tiles * p.piece_bytes + (in_ring ? p.piece_tiles * p.columns8 * 256 : 0));
-        // Two such blocks must not share a multiprocessor while another has none; smaller ones may stand beside one.
-        const int64_t least = most_shared_bytes / 2 + kReserve, most = most_shared_bytes - kReserve;
-        int64_t stages = least > fixed ? (least - fixed + stage - 1) / stage : 2;
+        const int64_t fragments = in_ring ? stream_piece_tiles(p.bf16, p.columns8, true) * p.columns8 * 256 : 0;
+        const int64_t stage = warps * (warp_tiles * stream_piece_bytes(p.bf16, p.columns8, in_ring) + fragments);
+        // Two such blocks must not share a multiprocessor while another has none; smaller ones may stand beside one,
+        // and those of several layers beside each other.
+        const int64_t least = small ? 0 : most_shared_bytes / 2 + kReserve;
+        const int64_t most = most_shared_bytes - kReserve - p.beside_bytes;
+        int64_t stages = small ? 2 : least > fixed ? (least - fixed + stage - 1) / stage : 2;
         if (stages < 2) stages = 2;
         if (stages > kMostStages) stages = kMostStages;
         if (stages > 2 && fixed + stages * stage > most) stages = 2;
@@ -77,7 +95,7 @@ constexpr StreamShape stream_shape(const StreamProblem& p, int multiprocessors, 
         const int64_t whole_rounds = (shape.units + multiprocessors - 1) / multiprocessors;
         const auto rounds = static_cast<double>(whole_rounds);
         const double slices = p.slices, turns = slices / concurrent;
-        const double all = static_cast<double>(all_tiles) * slices / multiprocessors;
+        const double all = static_cast<double>(every_tile) * slices / multiprocessors;
         const double busiest = rounds * tiles * slices / 1.3, latency = rounds * turns * 6.0 * warp_tiles;
         double cost = all > busiest ? all : busiest;
         if (cost < latency) cost = latency;
@@ -86,6 +104,11 @@ constexpr StreamShape stream_shape(const StreamProblem& p, int multiprocessors, 
         if (in_ring) cost += all * 0.15 * p.columns8 / warp_tiles;  // the fragments' way from the second-level cache
         if (best_cost < 0 || cost < best_cost) best = shape, best_cost = cost;
       }
+  if (best.units == 0 && beside) {
+    StreamProblem alone = p;
+    alone.beside_bytes = 0;
+    return stream_shape(alone, multiprocessors, most_shared_bytes);
+  }
   return best;
 }
 // sm90_stream_experts.cu: barriers, rings of both matrices' pieces, sums twice, inputs (of four rows of 4,096).
@@ -138,9 +161,9 @@ constexpr int64_t sample_weigh_shared_bytes(int64_t bins) { return 3 * 4 * bins 
 constexpr int64_t sample_pick_shared_bytes() { return (4096 + 256) * 8 + 256 * 4 + 32 * 16 + 256; }
 // sm90_hyper.cu, streams of `width`.
 constexpr int64_t hyper_shared_bytes(int64_t width) { return (int64_t{100} * width / 256 + width) * 4; }
-// sm90_hyper_cluster.cu, `rows` rows a cluster.
+// sm90_hyper_cluster.cu, `rows` rows a cluster; weights of a block where there are few.
 constexpr int64_t hyper_cluster_shared_bytes(int64_t rows) {
-  return rows * (4 * 256 + 16 * 100 + 256 + 16 + 4 + 1) * 4 + 32;
+  return rows * (4 * 256 + 16 * 100 + 256 + 16 + 4 + 1) * 4 + 32 + (rows <= 2 ? 512 * 6 * 16 : 0);
 }
 
 }  // namespace verbatim::ops::cuda

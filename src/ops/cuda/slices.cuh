@@ -37,6 +37,8 @@ template <int kCount, int kTerms>
 class SliceTotals {
  public:
   __device__ SliceTotals(int parts, float scale) : parts_(parts), scale_(scale) {}
+  // New totals, of a matrix of another scale and as many parts.
+  __device__ void begin(float scale) { scale_ = scale; }
 
   __device__ void add(int j, const Slices& slices, int slice, const float (&terms)[kTerms]) {
     const int in_part = slices.in_part(slice);
@@ -56,6 +58,11 @@ class SliceTotals {
     for (; part >> level & 1; ++level) sum = waiting_[j][level] + sum;
     waiting_[j][level] = sum;
     done_[j] = sum;
+  }
+  // The same of one term and part, in less code.
+  __device__ void add_to_part(int j, bool begins, float sum) {
+    totals_[j][0] = begins ? sum : totals_[j][0] + sum;
+    done_[j] = totals_[j][0] * scale_;
   }
   __device__ float value(int j) const { return done_[j]; }
 

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kSliceThreads, 2)
   const int rank = static_cast<int>(blockIdx.x) % blocks, thread = static_cast<int>(threadIdx.x);
   const int64_t group = blockIdx.x / blocks, stride = gridDim.x / blocks;
   ptx::let_next_start();
-  const SliceDots<kFloat> dots(fn, width, rank * kColumns);
+  const SliceDots<kFloat ? Waiting::kRead : Waiting::kRegisters> dots(fn, width, rank * kColumns, nullptr);
   const bool leaves = leaving.maps != nullptr;
   const int column = thread % kColumns, own = thread / kColumns;
   const int64_t at = rank * kColumns + column;

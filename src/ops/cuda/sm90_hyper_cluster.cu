@@ -2,9 +2,10 @@
 // width / 256 blocks takes kRows rows at a time: a block owns 256 columns of all four streams, leaves the site before
 // on them, takes the dots of its four slices, and collapses what it still has in shared memory. Blocks exchange twice:
 // the slices' dots, of which every block makes the maps (warps of their own, which go on to the 4 x 4 normalisation),
-// and the sums of squares of what is collapsed. Weights wait in registers (BF16) and serve all rows of a cluster.
-// Shared memory: kRows * (4 * 256 + 16 * 100 + 256) floats and little more, 93 KB for eight rows. Bytes: fn (0.8 MB) a
-// cluster, the streams in and out, y and h.
+// and the sums of squares of what is collapsed. Weights wait in registers (BF16) and serve all rows of a cluster; with
+// one or two rows a cluster, in shared memory: a thread has 48 registers then, and the block fits beside those of the
+// streaming launches in front and behind. Shared memory: kRows * (4 * 256 + 16 * 100 + 256) floats and little more, 93
+// KB for eight rows; 48 KB of weights. Bytes: fn (0.8 MB) a cluster, the streams in and out, y and h.
 #include "ops/cuda/hyper_cluster.h"
 #include "ops/cuda/hyper_slices.cuh"
 #include "ops/cuda/launch.h"
@@ -38,7 +39,7 @@ constexpr int map_warps() {
 
 // What a block keeps in shared memory.
 template <int kRows>
-struct Shared {
+struct alignas(16) Shared {
   float x[kRows][kStreams][kColumns];
   float dots[kRows][kMostBlocks][kSliceDots];  // of every block: [stream][dot]
   union {                                      // one after the other
@@ -51,7 +52,16 @@ struct Shared {
   float factor[kRows];
   alignas(8) uint64_t dots_there, squares_there;
 };
-static_assert(sizeof(Shared<1>) <= hyper_cluster_shared_bytes(1) && sizeof(Shared<8>) <= hyper_cluster_shared_bytes(8));
+static_assert(sizeof(Shared<1>) + kParkedBytes <= hyper_cluster_shared_bytes(1) &&
+              sizeof(Shared<2>) + kParkedBytes <= hyper_cluster_shared_bytes(2) &&
+              sizeof(Shared<8>) <= hyper_cluster_shared_bytes(8));
+
+// Clusters of few rows leave room for other launches' blocks: 48 registers a thread, as a multiprocessor's quarter
+// that takes five of the seventeen warps must have room for four of 64 registers beside them.
+template <int kRows>
+constexpr bool kLeavesRoom = kRows <= 2;
+template <int kRows>
+constexpr int kBoundThreads = kLeavesRoom<kRows> ? 640 : kWorkers + 32 * map_warps<kRows>();
 
 // The warps that make maps: warp `own` takes rows own, own + map_warps, ...
 template <int kRows>
@@ -93,7 +103,8 @@ __device__ void make_maps(const Site& p, Shared<kRows>& shared, int own, int64_t
 }
 
 template <bool kFloat, int kRows>
-__global__ void __launch_bounds__(kWorkers + 32 * map_warps<kRows>(), 1) site_kernel(const __grid_constant__ Site p) {
+__global__ void __launch_bounds__(kBoundThreads<kRows>, kLeavesRoom<kRows> ? 2 : 1)
+    site_kernel(const __grid_constant__ Site p) {
   extern __shared__ __align__(16) uint8_t memory[];
   auto& shared = *reinterpret_cast<Shared<kRows>*>(memory);
   constexpr int kMapWarps = map_warps<kRows>(), kHalfRows = (kRows + 1) / 2;
@@ -115,7 +126,9 @@ __global__ void __launch_bounds__(kWorkers + 32 * map_warps<kRows>(), 1) site_ke
     return;
   }
 
-  const SliceDots<kFloat> dots(p.fn, width, rank * kColumns);
+  constexpr Waiting kWaiting = kFloat ? Waiting::kRead : kLeavesRoom<kRows> ? Waiting::kParked : Waiting::kRegisters;
+  const SliceDots<kWaiting> dots(p.fn, width, rank * kColumns,
+                                 reinterpret_cast<uint4*>(memory + sizeof(Shared<kRows>)));
   const int column = thread % kColumns, half = thread / kColumns;
   const int64_t at = rank * kColumns + column;
   const float norm = p.norm[at];

@@ -26,16 +26,19 @@ namespace {
 // Where a warp finds its columns.
 enum class Columns { kWhole, kSlices, kRing };
 
-template <WeightForm kForm>
-constexpr int kPieceTiles = kForm == WeightForm::kBf16 ? 4 : 16;
-template <WeightForm kForm>
-constexpr int kPieceBytes = static_cast<int>(kForm == WeightForm::kBf16 ? kBf16PieceBytes : kNvfp4PieceBytes);
-constexpr int kScalesAt = 2048;  // in a piece of NVFP4
+// A piece of a row tile: tiles of 16 columns, weights and then NVFP4's scales.
+template <WeightForm kForm, int kColumns8, Columns kColumns>
+constexpr int kPieceTiles = static_cast<int>(stream_piece_tiles(kForm == WeightForm::kBf16, kColumns8,
+                                                                kColumns == Columns::kRing));
+template <WeightForm kForm, int kColumns8, Columns kColumns>
+constexpr int kPieceBytes = static_cast<int>(stream_piece_bytes(kForm == WeightForm::kBf16, kColumns8,
+                                                                kColumns == Columns::kRing));
 
 // A stage of a warp's ring: a piece of each of its row tiles, then, if they come with them, the columns' fragments.
 template <WeightForm kForm, int kColumns8, Columns kColumns, int kRowTiles>
-constexpr int kStageBytes = kRowTiles* kPieceBytes<kForm> +
-                            (kColumns == Columns::kRing ? kPieceTiles<kForm> * kColumns8 * 256 : 0);
+constexpr int kStageBytes = kRowTiles* kPieceBytes<kForm, kColumns8, kColumns> +
+                            (kColumns == Columns::kRing ? kPieceTiles<kForm, kColumns8, kColumns> * kColumns8 * 256
+                                                        : 0);
 
 struct Group {
   RowsProduct products[kMostGroup];
@@ -44,6 +47,7 @@ struct Group {
   int count, inputs, row_tiles, concurrent, stages;
   // Inputs that stand in shared memory whole: so many rows a layer of the grid, of all.
   int rows, all_rows, terms;
+  bool followed, beside;  // StreamTurn
 };
 
 // The row tiles of a unit, and this warp's.
@@ -59,6 +63,18 @@ __device__ Place place_of(const Group& group, int64_t unit, int own) {
   at.tile = at.first_tile + own;
   at.mine = at.tile * kPackedRows < group.products[at.which].weights.rows;
   return at;
+}
+
+// Columns of a product that a block takes: rows, from one term of a row to the next, and all of them.
+struct OwnColumns {
+  int rows, pitch, all;
+};
+template <Columns kColumns>
+__device__ OwnColumns columns_of(const Group& group, const RowsProduct& p, int first_row) {
+  const auto left = static_cast<int>(p.rows) - first_row;
+  const int rows = kColumns == Columns::kWhole && group.rows < left ? group.rows : left;
+  const int pitch = kColumns == Columns::kWhole ? group.rows : rows;
+  return {rows, pitch, (p.terms - 1) * pitch + rows};
 }
 
 // Fills a warp's ring with its pieces in the order in which it takes them. All lanes, sixteen bytes each at a time
@@ -88,9 +104,9 @@ class Feed {
   __device__ void copy(int stage, bool weights, bool columns) {
     const RowsProduct& p = group_.products[at_.which];
     const Weights& w = p.weights;
-    const int left = slices_.tiles(slice_) - piece_ * kPieceTiles<kForm>;
-    const int tiles = left < kPieceTiles<kForm> ? left : kPieceTiles<kForm>;
-    const int64_t column = slices_.column(slice_) + piece_ * (kPieceTiles<kForm> * 16);
+    const int left = slices_.tiles(slice_) - piece_ * kPieceTiles<kForm, kColumns8, kColumns>;
+    const int tiles = left < kPieceTiles<kForm, kColumns8, kColumns> ? left : kPieceTiles<kForm, kColumns8, kColumns>;
+    const int64_t column = slices_.column(slice_) + piece_ * (kPieceTiles<kForm, kColumns8, kColumns> * 16);
     const int row_tiles = kRowTiles == 2 && (at_.tile + 1) * kPackedRows < w.rows ? 2 : 1;
     uint8_t* to = ring_ + stage * kStageBytes<kForm, kColumns8, kColumns, kRowTiles> + lane_ * 16;
     if (weights) {
@@ -103,23 +119,27 @@ class Feed {
         const int pieces = kForm == WeightForm::kBf16 ? tiles : tiles / 4;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          if (i < pieces) ptx::copy_16_bytes(to + r * kPieceBytes<kForm> + i * 512, from + i * 512);
+          if (i < pieces)
+            ptx::copy_16_bytes(to + r * kPieceBytes<kForm, kColumns8, kColumns> + i * 512, from + i * 512);
         if (kForm == WeightForm::kNvfp4 && lane_ < tiles)
-          ptx::copy_16_bytes(to + r * kPieceBytes<kForm> + kScalesAt, w.block_scale + at + lane_ * 16);
+          ptx::copy_16_bytes(
+              to + r * kPieceBytes<kForm, kColumns8, kColumns> + kPieceTiles<kForm, kColumns8, kColumns> * 128,
+              w.block_scale + at + lane_ * 16);
       }
     }
     if (kColumns == Columns::kRing && columns) {
 #pragma unroll
       for (int n = 0; n < kColumns8; ++n) {
         const uint8_t* from = reinterpret_cast<const uint8_t*>(p.prepared) + (n * w.columns + column) * 16 + lane_ * 16;
-        uint8_t* own = to + kRowTiles * kPieceBytes<kForm> + n * kPieceTiles<kForm> * 256;
+        uint8_t* own = to + kRowTiles * kPieceBytes<kForm, kColumns8, kColumns> +
+                       n * kPieceTiles<kForm, kColumns8, kColumns> * 256;
 #pragma unroll
-        for (int i = 0; i < kPieceTiles<kForm> / 2; ++i)
+        for (int i = 0; i < kPieceTiles<kForm, kColumns8, kColumns> / 2; ++i)
           if (i * 512 + lane_ * 16 < tiles * 256) ptx::copy_16_bytes(own + i * 512, from + i * 512);
       }
     }
     ++piece_;
-    if (left > kPieceTiles<kForm>) return;
+    if (left > kPieceTiles<kForm, kColumns8, kColumns>) return;
     piece_ = 0;
     slice_ += group_.concurrent;
     if (slice_ < slices_.total) return;
@@ -155,7 +175,7 @@ __device__ inline void wait_for_oldest(int groups) {
 }
 
 // Four tiles of 16 columns, 4 j to 4 j + 3, of a piece in shared memory.
-template <WeightForm kForm>
+template <WeightForm kForm, int kColumns8, Columns kColumns>
 struct Piece {
   Stage<kForm, 4> four;
 
@@ -165,18 +185,31 @@ struct Piece {
       for (int i = 0; i < 4; ++i) four.tiles[i] = *reinterpret_cast<const uint4*>(base + i * 512 + lane * 16);
     } else {
       four.codes[0] = *reinterpret_cast<const uint4*>(base + j * 512 + lane * 16);
-      four.scales[0] = *reinterpret_cast<const uint2*>(base + kScalesAt + j * 64 + lane / 4 * 8);
+      four.scales[0] =
+          *reinterpret_cast<const uint2*>(base + kPieceTiles<kForm, kColumns8, kColumns> * 128 + j * 64 + lane / 4 * 8);
     }
   }
 };
 
+// Inputs 0, 1, 8 and 9 from `from` on, past the first-level cache: a launch beside the one in front has not waited.
+__device__ inline void read_inputs(const float* from, int64_t stride, float (&to)[4]) {
+  if (stride % 2 == 0 && reinterpret_cast<uintptr_t>(from) % 8 == 0) {
+    const float2 first = __ldcg(reinterpret_cast<const float2*>(from));
+    const float2 second = __ldcg(reinterpret_cast<const float2*>(from + 8));
+    to[0] = first.x, to[1] = first.y, to[2] = second.x, to[3] = second.y;
+  } else {
+    to[0] = __ldcg(from), to[1] = __ldcg(from + 1), to[2] = __ldcg(from + 8), to[3] = __ldcg(from + 9);
+  }
+}
+
 template <WeightForm kForm, int kColumns8, bool kAlone, Columns kColumns, int kRowTiles>
-__global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threads(kColumns8) : kStreamThreads,
+__global__ void __launch_bounds__(kAlone ? kStreamThreads : stream_shared_threads(kColumns8),
                                   kColumns == Columns::kWhole ? 2 : 1)
     stream_kernel(const __grid_constant__ Group group) {
   extern __shared__ __align__(128) uint8_t memory[];
-  ptx::let_next_start();
+  if (!group.followed) ptx::let_next_start();
   constexpr int kStage = kStageBytes<kForm, kColumns8, kColumns, kRowTiles>, kTileFloats = 128 * kColumns8;
+  constexpr bool kLags = !kAlone && kColumns == Columns::kRing && stream_sum_buffers(kColumns8, kRowTiles) == 2;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   const int concurrent = kAlone ? 1 : group.concurrent, stages = group.stages;
   const int own_tile = warp / concurrent * kRowTiles, own_slice = warp % concurrent;
@@ -188,23 +221,33 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
 
   // Barriers of the columns' slices; rings; columns; sums.
   auto* slice_barriers = reinterpret_cast<uint64_t*>(memory);
+  auto* sums_there = slice_barriers + 2;
   uint8_t* ring = memory + kStreamBarrierBytes + warp * stages * kStage;
   auto* x = reinterpret_cast<uint2*>(memory + kStreamBarrierBytes + warps * stages * kStage);
   constexpr int kSliceFragments = 16 * kColumns8 * 32;  // of uint2
   auto* partials = reinterpret_cast<float*>(x + (kColumns == Columns::kWhole    ? group.inputs * steps * columns * 4
                                                  : kColumns == Columns::kSlices ? 2 * kSliceFragments
                                                                                 : 0));
+  // Before any copy is on its way: these fences wait for a thread's copies too.
+  if ((kColumns == Columns::kSlices || kLags) && threadIdx.x == 0) {
+    for (int i = 0; i < 2; ++i) {
+      ptx::make_barrier(&slice_barriers[i], 1);
+      ptx::make_barrier(&sums_there[i], static_cast<uint32_t>(warps));
+    }
+    if (kColumns == Columns::kSlices) {
+      ptx::fence_barriers();
+      ptx::fence_async();
+    }
+  }
   Feed<kForm, kColumns8, kColumns, kRowTiles> feed(group, slices, own_tile, own_slice, ring);
   auto later = feed;
   for (int i = 0; i < stages; ++i) feed.fill(i, true, false);
-  if (kColumns == Columns::kSlices && threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) ptx::make_barrier(&slice_barriers[i], 1);
-    ptx::fence_barriers();
-    ptx::fence_async();
-  }
-  ptx::wait_for_previous();
-  if constexpr (kColumns == Columns::kRing)
+  if (!group.beside) ptx::wait_for_previous();
+  if (group.followed) ptx::let_next_start();
+  if constexpr (kColumns == Columns::kRing) {
     for (int i = 0; i < stages; ++i) later.fill(i, false, true);
+    if (kLags) __syncthreads();  // the barriers stand
+  }
 
   const int64_t units = group.units > blockIdx.x ? (group.units - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
   const auto turns = static_cast<int>(units) * slices.total;  // of columns' slices
@@ -227,21 +270,40 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
       if (group.input[which] != filled) continue;
       const RowsProduct& p = group.products[which];
       uint2* to = x + filled++ * steps * columns * 4;
-      for (int i = threadIdx.x; i < steps * rows * 4; i += static_cast<int>(blockDim.x)) {
-        const int q = i % 4, row = i / 4 % rows, step = i / 4 / rows;
-        if (first_row + row >= group.all_rows) continue;
-        const float* from = p.x + (first_row + row) * p.x_stride + step * 16 + 2 * q;
-        float rest[4] = {from[0], from[1], from[8], from[9]};
-        for (int term = 0; term < terms; ++term) {
-          uint32_t bits[4];
+      // A few at a time, so that their loads are on their way together.
+      constexpr int kTogether = 4;
+      const int count = steps * rows * 4, threads = static_cast<int>(blockDim.x);
+      const auto place = [&](int i, int& row, int& step) {
+        const int rest = i / 4;
+        row = rows == 1 ? 0 : rest % rows, step = rows == 1 ? rest : rest / rows;
+      };
+      for (int begin = static_cast<int>(threadIdx.x); begin < count; begin += kTogether * threads) {
+        float rest[kTogether][4];
 #pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            bits[j] = bf16_bits(rest[j]);
-            const float taken = bf16_value(bits[j]);
-            rest[j] = isfinite(taken) ? rest[j] - taken : 0.0f;
+        for (int j = 0; j < kTogether; ++j) {
+          const int i = begin + j * threads;
+          int row, step;
+          place(i, row, step);
+          if (i < count && first_row + row < group.all_rows)
+            read_inputs(p.x + (first_row + row) * p.x_stride + step * 16 + 2 * (i % 4), p.x_stride, rest[j]);
+        }
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+          const int i = begin + j * threads;
+          int row, step;
+          place(i, row, step);
+          if (i >= count || first_row + row >= group.all_rows) continue;
+          for (int term = 0; term < terms; ++term) {
+            uint32_t bits[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+              bits[k] = bf16_bits(rest[j][k]);
+              const float taken = bf16_value(bits[k]);
+              rest[j][k] = isfinite(taken) ? rest[j][k] - taken : 0.0f;
+            }
+            to[(step * columns + term * rows + row) * 4 + i % 4] =
+                make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16);
           }
-          to[(step * columns + term * rows + row) * 4 + q] =
-              make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16);
         }
       }
     }
@@ -254,19 +316,77 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
     }
   }
 
+  const auto write = [&](const RowsProduct& p, int row, int64_t output, float value) {
+    if (output < p.weights.rows) p.y[(first_row + row) * p.y_stride + output] = value;
+  };
+  const auto output_of = [&](int64_t first_tile, int element) {
+    return (first_tile + element / kTileFloats) * kPackedRows + element % kTileFloats / (kColumns8 * 8);
+  };
+  // Sums of a turn of several warps to a row tile: all threads add them, and leave the outputs of a unit whose last
+  // turn it is. One turn later where they stand twice, so that no warp waits for the others' copies.
+  constexpr int kElements = kAlone ? 1 : 2 * kColumns8;
+  const int elements = group.row_tiles * kTileFloats, partial_floats = warps * kRowTiles * kTileFloats;
+  SliceTotals<kElements, 1> shared_totals(any.parts, any.scale);
+  const auto add_turn = [&](int64_t unit, int first, int turn) {
+    if (kLags) ptx::wait_for(&sums_there[turn % 2], turn / 2 % 2);
+    const Place at = place_of(group, unit, 0);
+    const RowsProduct& p = group.products[at.which];
+    const OwnColumns own_columns = columns_of<kColumns>(group, p, first_row);
+    if (first == 0) shared_totals.begin(p.scale);
+    float* base = partials + (kLags ? turn % 2 * partial_floats : 0);
+    const int left = slices.total - first, most = left < concurrent ? left : concurrent;
+    const bool ends = left <= concurrent;
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) {
+      const int element = static_cast<int>(threadIdx.x) + j * static_cast<int>(blockDim.x);
+      const int column = element % (kColumns8 * 8);
+      if (element >= elements || column >= own_columns.all) continue;
+      constexpr int kWarpFloats = kRowTiles * kTileFloats;
+      const float* own = base + element / kWarpFloats * concurrent * kWarpFloats + element % kWarpFloats;
+      if (any.parts == 1) {
+        for (int begin = 0; begin < most; begin += 4) {
+          float values[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) values[i] = begin + i < most ? own[(begin + i) * kWarpFloats] : 0.0f;
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            if (begin + i < most) shared_totals.add_to_part(j, first + begin + i == 0, values[i]);
+        }
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < most; ++i) {
+          const float sum[1] = {own[i * kWarpFloats]};
+          shared_totals.add(j, slices, first + i, sum);
+        }
+      }
+      if (ends && p.terms == 1) write(p, column, output_of(at.first_tile, element), shared_totals.value(j));
+    }
+    if (!ends || p.terms == 1) return;
+    // Terms meet through shared memory.
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) {
+      const int element = static_cast<int>(threadIdx.x) + j * static_cast<int>(blockDim.x);
+      if (element < elements && element % (kColumns8 * 8) < own_columns.all) base[element] = shared_totals.value(j);
+    }
+    __syncthreads();
+    for (int element = static_cast<int>(threadIdx.x); element < elements; element += static_cast<int>(blockDim.x)) {
+      const int row = element % (kColumns8 * 8);
+      if (row >= own_columns.rows) continue;
+      float sum = base[element];
+      for (int term = 1; term < p.terms; ++term) sum = sum + base[element + term * own_columns.pitch];
+      write(p, row, output_of(at.first_tile, element), sum);
+    }
+  };
+
   int stage = 0, turn = 0;
-  for (int64_t unit = blockIdx.x; unit < group.units; unit += gridDim.x) {
+  // Where sums are added a turn later, one more turn adds the last.
+  for (int64_t unit = blockIdx.x; unit < group.units || (kLags && turn > 0); unit += gridDim.x) {
     const Place at = place_of(group, unit, own_tile);
     const RowsProduct& p = group.products[at.which];
-    const auto rows_left = static_cast<int>(p.rows) - first_row;
-    const int rows = kColumns == Columns::kWhole && group.rows < rows_left ? group.rows : rows_left;
-    // Where the next term of a row stands.
-    const int pitch = kColumns == Columns::kWhole ? group.rows : rows;
-    const int terms = p.terms, own_columns = (terms - 1) * pitch + rows;
+    const auto [rows, pitch, own_columns] = columns_of<kColumns>(group, p, first_row);
+    const int terms = p.terms;
     const uint2* input = x + (kColumns == Columns::kWhole ? group.input[at.which] * steps * columns * 4 : 0);
-    constexpr int kElements = kAlone ? 1 : 2 * kColumns8;
-    const int elements = group.row_tiles * kTileFloats;
-    SliceTotals<kElements, 1> shared_totals(p.parts, p.scale);
     float totals[kAlone ? kColumns8 : 1][4];
     for (int first = 0; first < slices.total; first += concurrent, ++turn) {
       const int slice = first + own_slice;
@@ -276,9 +396,9 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
       float sums[kRowTiles][kColumns8][4] = {};
       // Four tiles of 16 columns, j of the piece; kFull: all four are there, so that nothing branches between them.
       const auto multiply = [&]<bool kFull>(const uint8_t* here, int j, int k, int count) {
-        Piece<kForm> pieces[kRowTiles];
+        Piece<kForm, kColumns8, kColumns> pieces[kRowTiles];
 #pragma unroll
-        for (int r = 0; r < kRowTiles; ++r) pieces[r].take(here + r * kPieceBytes<kForm>, j, lane);
+        for (int r = 0; r < kRowTiles; ++r) pieces[r].take(here + r * kPieceBytes<kForm, kColumns8, kColumns>, j, lane);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (!kFull && i >= count) break;
@@ -291,8 +411,9 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
             const uint2* from =
                 kColumns == Columns::kSlices
                     ? x + turn % 2 * kSliceFragments + (k + i) * 32
-                    : reinterpret_cast<const uint2*>(here + kRowTiles * kPieceBytes<kForm>) + (j * 4 + i) * 32;
-            constexpr int kTilePitch = (kColumns == Columns::kSlices ? 16 : kPieceTiles<kForm>)*32;
+                    : reinterpret_cast<const uint2*>(here + kRowTiles * kPieceBytes<kForm, kColumns8, kColumns>) +
+                          (j * 4 + i) * 32;
+            constexpr int kTilePitch = (kColumns == Columns::kSlices ? 16 : kPieceTiles<kForm, kColumns8, kColumns>)*32;
 #pragma unroll
             for (int n = 0; n < kColumns8; ++n) b[n] = from[n * kTilePitch + lane];
           }
@@ -305,13 +426,13 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
           }
         }
       };
-      for (int begin = 0; begin < tiles; begin += kPieceTiles<kForm>) {
+      for (int begin = 0; begin < tiles; begin += kPieceTiles<kForm, kColumns8, kColumns>) {
         wait_for_oldest(stages);
         __syncwarp();
         const uint8_t* here = ring + stage * kStage;
-        if (tiles - begin >= kPieceTiles<kForm>) {
+        if (tiles - begin >= kPieceTiles<kForm, kColumns8, kColumns>) {
 #pragma unroll
-          for (int j = 0; j < kPieceTiles<kForm> / 4; ++j)
+          for (int j = 0; j < kPieceTiles<kForm, kColumns8, kColumns> / 4; ++j)
             multiply.template operator()<true>(here, j, begin + j * 4, 4);
         } else {
           for (int j = 0; begin + j * 4 < tiles; ++j)
@@ -331,8 +452,12 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
 #pragma unroll
           for (int j = 0; j < 4; ++j) totals[n][j] = first == 0 ? sums[0][n][j] : totals[n][j] + sums[0][n][j];
       } else {
-        // [warp][row tile][16 outputs][columns]
-        float* to = partials + warp * kRowTiles * kTileFloats;
+        // [turn][warp][row tile][16 outputs][columns]
+        if (kLags && turn > 0)
+          add_turn(first > 0 ? unit : unit - gridDim.x,
+                   first > 0 ? first - concurrent : (slices.total - 1) / concurrent * concurrent, turn - 1);
+        if (kLags && unit >= group.units) break;
+        float* to = partials + (kLags ? turn % 2 * partial_floats : 0) + warp * kRowTiles * kTileFloats;
 #pragma unroll
         for (int r = 0; r < kRowTiles; ++r)
 #pragma unroll
@@ -341,26 +466,18 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
             for (int half = 0; half < 2; ++half)
               *reinterpret_cast<float2*>(to + r * kTileFloats + (lane / 4 + half * 8) * (kColumns8 * 8) + n * 8 +
                                          lane % 4 * 2) = make_float2(sums[r][n][half * 2], sums[r][n][half * 2 + 1]);
-        __syncthreads();
-        const int most = slices.total - first < concurrent ? slices.total - first : concurrent;
-#pragma unroll
-        for (int j = 0; j < kElements; ++j) {
-          const int element = static_cast<int>(threadIdx.x) + j * static_cast<int>(blockDim.x);
-          if (element >= elements || element % (kColumns8 * 8) >= own_columns) continue;
-          constexpr int kWarpFloats = kRowTiles * kTileFloats;
-          const float* own = partials + element / kWarpFloats * concurrent * kWarpFloats + element % kWarpFloats;
-          for (int i = 0; i < most; ++i) {
-            const float sum[1] = {own[i * kWarpFloats]};
-            shared_totals.add(j, slices, first + i, sum);
-          }
+        if constexpr (kLags) {
+          __syncwarp();
+          if (lane == 0) ptx::arrive(&sums_there[turn % 2]);
+        } else {
+          __syncthreads();
+          add_turn(unit, first, turn);
+          __syncthreads();
         }
-        __syncthreads();
       }
     }
 
-    const auto write = [&](int row, int64_t output, float value) {
-      if (output < p.weights.rows) p.y[(first_row + row) * p.y_stride + output] = value;
-    };
+    if (kLags && unit >= group.units) break;
     if constexpr (kAlone) {
       if (terms == 1) {
 #pragma unroll
@@ -368,7 +485,8 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             const int row = n * 8 + lane % 4 * 2 + j % 2;
-            if (at.mine && row < rows) write(row, at.tile * kPackedRows + lane / 4 + j / 2 * 8, totals[n][j] * p.scale);
+            if (at.mine && row < rows)
+              write(p, row, at.tile * kPackedRows + lane / 4 + j / 2 * 8, totals[n][j] * p.scale);
           }
       } else {
         float* to = partials + warp * kTileFloats;
@@ -383,66 +501,66 @@ __global__ void __launch_bounds__(kColumns == Columns::kRing ? stream_ring_threa
           const float* from = to + output * (kColumns8 * 8) + row;
           float sum = from[0];
           for (int term = 1; term < terms; ++term) sum = sum + from[term * pitch];
-          if (at.mine) write(row, at.tile * kPackedRows + output, sum);
+          if (at.mine) write(p, row, at.tile * kPackedRows + output, sum);
         }
         __syncwarp();
       }
-    } else {
-      const auto output_of = [&](int element) {
-        return (at.first_tile + element / kTileFloats) * kPackedRows + element % kTileFloats / (kColumns8 * 8);
-      };
-#pragma unroll
-      for (int j = 0; j < kElements; ++j) {
-        const int element = static_cast<int>(threadIdx.x) + j * static_cast<int>(blockDim.x);
-        const int column = element % (kColumns8 * 8);
-        if (element >= elements || column >= own_columns) continue;
-        if (terms == 1)
-          write(column, output_of(element), shared_totals.value(j));
-        else
-          partials[element] = shared_totals.value(j);
-      }
-      if (terms == 1) continue;
-      __syncthreads();
-      for (int element = static_cast<int>(threadIdx.x); element < elements; element += static_cast<int>(blockDim.x)) {
-        const int row = element % (kColumns8 * 8);
-        if (row >= rows) continue;
-        float sum = partials[element];
-        for (int term = 1; term < terms; ++term) sum = sum + partials[element + term * pitch];
-        write(row, output_of(element), sum);
-      }
-      __syncthreads();
     }
   }
+  // One block ends last; the others make room.
+  if (group.beside && blockIdx.x == 0 && blockIdx.y == 0) ptx::wait_for_previous();
 }
 
-// A thread makes a block of sixteen inputs of a column.
+// A thread makes four inputs of a column, a warp a tile of eight columns and sixteen inputs.
 constexpr int kPrepareThreads = 256;
 struct Sets {
   Fragments sets[kMostGroup];
-  int64_t first[kMostGroup], all;
+  int64_t first[kMostGroup], all;  // in warps
   int count;
 };
 __global__ void prepare_kernel(const __grid_constant__ Sets group) {
   ptx::let_next_start();
   ptx::wait_for_previous();
-  int64_t i = int64_t{blockIdx.x} * kPrepareThreads + threadIdx.x;
+  int64_t i = int64_t{blockIdx.x} * (kPrepareThreads / 32) + threadIdx.x / 32;
   if (i >= group.all) return;
   int which = 0;
   while (which + 1 < group.count && i >= group.first[which + 1]) ++which;
   const Fragments& p = group.sets[which];
   i -= group.first[which];
-  const int64_t steps = p.columns / 16, column = i % (p.tiles * 8), step = i / (p.tiles * 8);
-  auto* to = reinterpret_cast<uint2*>(p.to) + (column / 8 * steps + step) * 32 + column % 8 * 4;
-  uint16_t terms[3][16] = {};
-  const int64_t row = column % p.rows, term = column / p.rows;
+  const auto steps = static_cast<int>(p.columns / 16), rows = static_cast<int>(p.rows);
+  const auto tile = static_cast<int>(i / steps), step = static_cast<int>(i % steps);
+  const int lane = static_cast<int>(threadIdx.x % 32), q = lane % 4, column = tile * 8 + lane / 4;
+  const int row = column % rows, term = column / rows;
+  uint32_t bits[4] = {};
   if (term < p.terms) {
-    const float* x = p.x + row * p.x_stride + step * 16;
-    prepare_block([&](int64_t k) { return x[k]; }, 0, 16, p.terms, p.input_scale, terms[0], 16);
-  }
-  const uint16_t* own = terms[term < p.terms ? term : 0];
+    float rest[4];
+    read_inputs(p.x + row * p.x_stride + step * 16 + 2 * q, p.x_stride, rest);
+    if (p.input_scale > 0.0f) {
+      // Sixteen inputs, those of four lanes, have one scale (rounding.cuh).
+      float most = 0.0f;
 #pragma unroll
-  for (int q = 0; q < 4; ++q)
-    to[q] = make_uint2(own[2 * q] | uint32_t{own[2 * q + 1]} << 16, own[2 * q + 8] | uint32_t{own[2 * q + 9]} << 16);
+      for (int j = 0; j < 4; ++j) most = most < fabsf(rest[j]) ? fabsf(rest[j]) : most;
+#pragma unroll
+      for (int other_lane = 1; other_lane < 4; other_lane *= 2) {
+        const float other = __shfl_xor_sync(0xfu << lane / 4 * 4, most, other_lane);
+        most = most < other ? other : most;
+      }
+      const float scale = activation_block_scale(most, p.input_scale);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) bits[j] = term == 0 ? bf16_bits(coded_activation(rest[j], scale, p.input_scale)) : 0;
+    } else {
+      for (int t = 0; t <= term; ++t) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          bits[j] = bf16_bits(rest[j]);
+          const float taken = bf16_value(bits[j]);
+          rest[j] = isfinite(taken) ? rest[j] - taken : 0.0f;
+        }
+      }
+    }
+  }
+  reinterpret_cast<uint2*>(p.to)[(int64_t{tile} * steps + step) * 32 + lane] =
+      make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16);
 }
 
 template <WeightForm kForm, int kColumns8, bool kAlone, Columns kColumns, int kRowTiles>
@@ -478,32 +596,26 @@ cudaError_t start_columns(cudaStream_t stream, const Group& group, const StreamS
 
 }  // namespace
 
-int fragment_tiles(int64_t rows, int terms) {
-  const int64_t columns = rows * terms;
-  return columns <= 8 ? 1 : columns <= 16 ? 2 : columns <= 32 ? 4 : columns <= 48 ? 6 : 8;
-}
-
-bool streams_inputs(const DeviceLimits& limits, int64_t rows, int terms, int64_t columns, int inputs) {
-  return rows * terms <= 8 && inputs * columns * rows * terms * 2 <= limits.shared_bytes / 4;
-}
-
 cudaError_t prepare_fragments(cudaStream_t stream, const Fragments* fragments, int count) {
   Sets group{};
   group.count = count;
   for (int i = 0; i < count; ++i) {
     group.sets[i] = fragments[i];
     group.first[i] = group.all;
-    group.all += fragments[i].columns / 16 * fragments[i].tiles * 8;
+    group.all += fragments[i].columns / 16 * fragments[i].tiles;
   }
-  return launch(prepare_kernel, static_cast<unsigned>((group.all + kPrepareThreads - 1) / kPrepareThreads),
+  return launch(prepare_kernel, static_cast<unsigned>((group.all * 32 + kPrepareThreads - 1) / kPrepareThreads),
                 kPrepareThreads, 0, stream, group);
 }
 
-cudaError_t stream_products(cudaStream_t stream, const DeviceLimits& limits, const RowsProduct* products, int count) {
+cudaError_t stream_products(cudaStream_t stream, const DeviceLimits& limits, const RowsProduct* products, int count,
+                            StreamTurn& turn) {
   const RowsProduct& any = products[0];
   const bool whole = any.prepared == nullptr, bf16 = any.weights.form == WeightForm::kBf16;
   Group group{};
   group.count = count;
+  group.followed = turn.followed;
+  group.beside = turn.beside;
   group.all_rows = static_cast<int>(any.rows);
   group.rows = any.block_rows > 0 ? any.block_rows : group.all_rows;
   int tiles = 1;
@@ -525,13 +637,15 @@ cudaError_t stream_products(cudaStream_t stream, const DeviceLimits& limits, con
   problem.whole_bytes = whole ? group.inputs * any.weights.columns * group.rows * group.terms * 2 : 0;
   problem.parts = any.parts;
   problem.terms = group.terms;
-  problem.piece_bytes = bf16 ? kBf16PieceBytes : kNvfp4PieceBytes;
-  problem.piece_tiles = bf16 ? kPieceTiles<WeightForm::kBf16> : kPieceTiles<WeightForm::kNvfp4>;
+  problem.bf16 = bf16;
+  problem.beside_bytes = turn.beside ? turn.shared_bytes : 0;
+  problem.layers = static_cast<int>((group.all_rows + group.rows - 1) / group.rows);
   const StreamShape shape = stream_shape(problem, limits.multiprocessors, limits.shared_bytes);
   if (shape.units == 0)
     return std::any_of(problem.row_tiles, problem.row_tiles + count, [](int64_t tiles) { return tiles > 0; })
                ? cudaErrorInvalidConfiguration
                : cudaSuccess;
+  turn.shared_bytes += shape.shared_bytes;
   group.row_tiles = shape.row_tiles;
   group.concurrent = shape.concurrent;
   group.stages = shape.stages;

@@ -5,7 +5,8 @@
 namespace verbatim::ops::cuda::ptx {
 
 // Until the kernels in front have ended and what they wrote is visible. Every kernel that launch() starts calls it
-// before it reads what they wrote, or writes at all.
+// before it reads what they wrote, or writes at all; one that runs beside the kernel in front (StreamTurn), which let
+// it start after its own wait, calls it before it ends.
 __device__ inline void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // The next kernel may start once all blocks have said so.
