@@ -67,7 +67,10 @@ CudaOps::CudaOps(const CudaOptions& options)
       arguments_(stream_),
       spans_(stream_),
       weights_(stream_),
-      ids_(stream_) {}
+      expert_counters_(kStreamCounterBytes),
+      ids_(stream_) {
+  check(cudaMemsetAsync(expert_counters_.data(), 0, kStreamCounterBytes, stream_.get()), "cudaMemsetAsync");
+}
 
 CudaOps::~CudaOps() {
   cudaStreamSynchronize(stream_.get());

@@ -140,6 +140,7 @@ class CudaOps final : public Ops {
   WeightMemory weights_;
   std::unordered_map<const ExpertWeights*, ExpertMirror> expert_tables_;
   int64_t tables_made_ = 0, released_ = 0;
+  DeviceMemory expert_counters_;  // of stream_experts
 
   // What a step launched, for its tag and shapes; it holds while nothing that it reads or writes has moved.
   struct Recording {

@@ -330,7 +330,9 @@ void CudaOps::experts(std::span<const ExpertWeights> experts, const ExpertWeight
     p.weights = weights + begin * top;
     p.y = y + begin * p.width;
     if (streams_experts(limits_, p)) {
-      check(stream_experts(stream_.get(), limits_, p, scratch_.take(stream_experts_bytes(p), stream_)), "experts");
+      check(stream_experts(stream_.get(), limits_, p, scratch_.take(stream_experts_bytes(p), stream_),
+                           reinterpret_cast<unsigned*>(expert_counters_.data())),
+            "experts");
       continue;
     }
     const ExpertsScratch scratch(p, scratch_.take(bytes, stream_));

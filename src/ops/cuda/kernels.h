@@ -232,11 +232,12 @@ struct ExpertsScratch {
   ExpertsScratch(const ExpertsProblem& problem, void* base);
 };
 // Uniform ones with few rows on a device that has the shared memory take stream_experts (sm90_stream_experts.cu), with
-// so many bytes of working memory.
+// so many bytes of working memory; `counters` are two that are 0 between launches, theirs alone.
+inline constexpr int64_t kStreamCounterBytes = 2 * sizeof(unsigned);
 bool streams_experts(const DeviceLimits& limits, const ExpertsProblem& problem);
 int64_t stream_experts_bytes(const ExpertsProblem& problem);
 cudaError_t stream_experts(cudaStream_t stream, const DeviceLimits& limits, const ExpertsProblem& problem,
-                           void* working);
+                           void* working, unsigned* counters);
 // Packed experts with few rows take few_rows_experts (sm90_packed_experts.cu) instead of experts.
 bool experts_have_few_rows(const ExpertsProblem& problem);
 cudaError_t few_rows_experts(cudaStream_t stream, const ExpertsProblem& problem, const ExpertsScratch& scratch);

@@ -111,11 +111,13 @@ constexpr StreamShape stream_shape(const StreamProblem& p, int multiprocessors, 
   }
   return best;
 }
-// sm90_stream_experts.cu: barriers, rings of both matrices' pieces, sums twice, inputs (of four rows of 4,096).
-inline constexpr int kExpertWarps = 16, kExpertStages = 2;
-inline constexpr int64_t kExpertBarrierBytes = 128, kExpertInputBytes = 38 * 1024;
+// sm90_stream_experts.cu: barriers and portions, rings of both matrices' pieces, sums twice, inputs (of four rows of
+// 4,096).
+inline constexpr int kExpertWarps = 16, kExpertStages = 2, kExpertPortions = 8;
+inline constexpr int64_t kExpertBarrierBytes = 256, kExpertPortionBytes = kExpertPortions * 96;
+inline constexpr int64_t kExpertInputBytes = 38 * 1024;
 constexpr int64_t expert_shared_bytes() {
-  return kExpertBarrierBytes + int64_t{kExpertWarps} * kExpertStages * 2 * kNvfp4PieceBytes +
+  return kExpertBarrierBytes + kExpertPortionBytes + int64_t{kExpertWarps} * kExpertStages * 2 * kNvfp4PieceBytes +
          int64_t{2} * kExpertWarps * 256 * 4 + kExpertInputBytes;
 }
 // sm90_packed_experts.cu: down (static), gate and up.

@@ -1,10 +1,12 @@
 // Experts of packed weights with few rows, their weights streamed as in sm90_stream_product.cu: blocks stay, one a
-// multiprocessor, and take units in order, first of the shared expert (whose weights are known before the launch in
-// front has ended), then of the routed ones. A unit is 16 outputs of gate and up, or 32 of down, for up to eight places
-// of an expert, taken by so many of the sixteen warps as there are slices of 256 inputs; what they leave takes more
+// multiprocessor, and take units in order: an equal share of the shared expert's (whose weights are known before the
+// launch in front has ended), then most of an equal share of the routed ones, the rest of which come from a pool, since
+// multiprocessors are not equally fast. A unit is 16 outputs of gate and up, or 32 of down, for up to eight places of
+// an expert, taken by so many of the sixteen warps as there are slices of 256 inputs; what they leave takes more
 // outputs. A warp multiplies a slice at a time out of its own ring of copies (a slice of both matrices in NVFP4, a
-// quarter of it in BF16); two more warps add the slices' sums in order and leave SwiGLU's result or down's. Launches:
-// places (none for one row, whose experts are its choices), gate and up, down, the weighted sum.
+// quarter of it in BF16); two more warps add the slices' sums in order and leave SwiGLU's result or down's, and one
+// deals units to all of them. Who takes a unit changes no bit. Launches: places (none for one row, whose experts are
+// its choices), gate and up, down, the weighted sum.
 // Bytes: the stored weights of the chosen experts, once for each eight places. Inputs are bfloat16 in the order of the
 // matrix units, in shared memory where all rows' fit, else out of the first-level cache. Instructions of the inner
 // loop: 19 for 256 weights.
@@ -13,6 +15,7 @@
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/packed.cuh"
 #include "ops/cuda/ptx/async_copy.cuh"
+#include "ops/cuda/ptx/barrier.cuh"
 #include "ops/cuda/ptx/bulk_copy.cuh"
 #include "ops/cuda/ptx/dependency.cuh"
 #include "ops/cuda/ptx/mma.cuh"
@@ -61,24 +64,24 @@ struct Memory {
   uint8_t* base;
   __device__ uint64_t* sums_full() const { return reinterpret_cast<uint64_t*>(base); }
   __device__ uint64_t* sums_empty() const { return sums_full() + 2; }
-  __device__ uint8_t* ring(int warp) const { return base + kExpertBarrierBytes + warp * kStages * kPieceBytes; }
+  __device__ Dealt dealt() const { return {sums_full() + 4, base + kExpertBarrierBytes}; }
+  __device__ uint8_t* rings() const { return base + kExpertBarrierBytes + kExpertPortionBytes; }
+  __device__ uint8_t* ring(int warp) const { return rings() + warp * kStages * kPieceBytes; }
   // [buffer][warp][matrix][16 outputs][place]
   __device__ float* sums(int buffer, int warp) const {
-    return reinterpret_cast<float*>(base + kExpertBarrierBytes + kWarps * kStages * kPieceBytes) +
+    return reinterpret_cast<float*>(rings() + kWarps * kStages * kPieceBytes) +
            (buffer * kWarps + warp) * kPartialFloats;
   }
   __device__ uint8_t* inputs() const { return reinterpret_cast<uint8_t*>(sums(2, 0)); }
 };
+static_assert((4 + 3 * kPortions) * 8 <= kExpertBarrierBytes);
 
 // kResident: inputs stand in shared memory, by row (gate and up) or place (down); else where they are stored.
 template <bool kDown, bool kResident>
-__device__ void multiply_units(const Job& job, const Plan& plan, const Memory& memory, Feed<kDown>& feed, int warp,
+__device__ void multiply_units(const Job& job, const Dealt& dealt, const Memory& memory, Feed<kDown>& feed, int warp,
                                int lane) {
   int stage = 0, buffer = 0;
   uint32_t buffer_phase = 1;
-  bool changed = true;
-  const uint4* inputs = nullptr;
-  int first_slice = 0, own_pair = 0;
   const auto await = [&]() -> const uint8_t* {
     ptx::wait_for_copies<kStages - 1>();
     __syncwarp();
@@ -102,27 +105,20 @@ __device__ void multiply_units(const Job& job, const Plan& plan, const Memory& m
     buffer ^= 1;
     if (buffer == 0) buffer_phase ^= 1;
   };
-  for (Units at(job, plan); at.settle();) {
-    const Kind& kind = at.kind();
-    if (changed) {
-      const Run places = run_of(job, at.shared, at.run);
-      const int column = lane / 4;
-      first_slice = warp % kind.sharers, own_pair = warp / kind.sharers;
-      // Lanes without a place take the first one's, and nobody keeps their sums.
-      const int place = places.first + (column < places.count ? column : 0);
-      int64_t slot = place;
-      if constexpr (!kDown)
-        slot = at.shared ? place - static_cast<int>(job.p.rows * job.p.top) : job.direct ? 0 : job.source[place];
-      inputs = reinterpret_cast<const uint4*>((kResident ? memory.inputs()
-                                               : kDown   ? job.hidden
-                                                         : job.x) +
-                                              slot * job.x_pitch) +
-               lane % 4;
-    }
+  for (int n = 0;; ++n) {
+    const Portion& portion = dealt.wait(n);
+    const int units = portion.units;
+    if (units == 0) return;
+    const Kind& kind = portion.is_shared != 0 ? job.shared : job.routed;
+    const int first_slice = kind.first_slice(warp);
+    // Lanes without a place take the first one's, and nobody keeps their sums.
+    const auto* inputs = reinterpret_cast<const uint4*>(kResident ? memory.inputs()
+                                                        : kDown   ? job.hidden
+                                                                  : job.x) +
+                         portion.inputs[lane / 4] + lane % 4;
     if (has_whole_slices(kind, first_slice)) {
-      const int count = at.rest();
       const uint4* own = inputs + first_slice * 32;
-      for (int i = 0; i < count; ++i) {
+      for (int i = 0; i < units; ++i) {
         float sums[2][4] = {};
         const uint8_t* piece = await();
 #pragma unroll
@@ -130,60 +126,58 @@ __device__ void multiply_units(const Job& job, const Plan& plan, const Memory& m
         release();
         leave(sums);
       }
-      changed = at.skip(count);
+      dealt.leave(n, lane);
       continue;
     }
-    const bool mine = at.index * kind.pairs + own_pair < kind.all_pairs;
-    int slice = first_slice;
-    for (int turn = 0; turn < kind.turns; ++turn, slice += kind.sharers) {
-      float sums[2][4] = {};
-      const int tiles = mine ? tiles_of(kind, slice) : 0;
-      const uint4* own = inputs + slice * 32;
-      if (kind.form == WeightForm::kNvfp4) {
-        const uint8_t* piece = await();
-        for (int j = 0; j * 4 < tiles; ++j) multiply<WeightForm::kNvfp4>(piece, j, 4, own + j * 8, lane, sums);
-        release();
-      } else {
-        int j = 0;
-        do {
+    int pair = portion.index * kind.pairs + kind.own_pair(warp);
+    for (int i = 0; i < units; ++i, pair += kind.pairs) {
+      int slice = first_slice;
+      for (int turn = 0; turn < kind.turns; ++turn, slice += kind.sharers) {
+        float sums[2][4] = {};
+        const int tiles = pair < kind.all_pairs ? tiles_of(kind, slice) : 0;
+        const uint4* own = inputs + slice * 32;
+        if (kind.form == WeightForm::kNvfp4) {
           const uint8_t* piece = await();
-          if (tiles - j * 4 >= 4)
-            multiply<WeightForm::kBf16>(piece, 0, 4, own + j * 8, lane, sums);
-          else if (tiles - j * 4 > 0)
-            multiply<WeightForm::kBf16>(piece, 0, tiles - j * 4, own + j * 8, lane, sums);
+          for (int j = 0; j * 4 < tiles; ++j) multiply<WeightForm::kNvfp4>(piece, j, 4, own + j * 8, lane, sums);
           release();
-        } while (++j * 4 < tiles);
+        } else {
+          int j = 0;
+          do {
+            const uint8_t* piece = await();
+            if (tiles - j * 4 >= 4)
+              multiply<WeightForm::kBf16>(piece, 0, 4, own + j * 8, lane, sums);
+            else if (tiles - j * 4 > 0)
+              multiply<WeightForm::kBf16>(piece, 0, tiles - j * 4, own + j * 8, lane, sums);
+            release();
+          } while (++j * 4 < tiles);
+        }
+        leave(sums);
       }
-      leave(sums);
     }
-    changed = at.skip(1);
+    dealt.leave(n, lane);
   }
 }
 
 // Thread t of the adders: output t / 4, places 2 (t % 4) and the next, of both matrices.
 template <bool kDown>
-__device__ void add_units(const Job& job, const Plan& plan, const Memory& memory, int thread) {
+__device__ void add_units(const Job& job, const Dealt& dealt, const Memory& memory, int thread) {
   const int output = thread / 4, column = thread % 4 * 2;
   int buffer = 0;
   uint32_t phase = 0;
-  bool changed = true;
-  float scales[2] = {};
-  Run places{};
-  for (Units at(job, plan); at.settle();) {
-    const Kind& kind = at.kind();
-    if (changed) {
-      places = run_of(job, at.shared, at.run);
-      const ExpertTable& expert = job.p.table[places.expert];
-      scales[0] = scale_of(kDown ? expert.down : expert.gate);
-      scales[1] = scale_of(kDown ? expert.down : expert.up);
-    }
+  for (int n = 0;; ++n) {
+    const Portion& portion = dealt.wait(n);
+    const int units = portion.units;
+    if (units == 0) return;
+    const Kind& kind = portion.is_shared != 0 ? job.shared : job.routed;
+    const float factors[2] = {portion.factors[0], portion.factors[1]};
+    const int first_place = portion.first, places = portion.count;
     const auto leave = [&](int64_t pair, const float2(&totals)[2]) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        if (column + i >= places.count) break;
-        const int64_t place = places.first + column + i;
-        const float first = (i == 0 ? totals[0].x : totals[0].y) * scales[0];
-        const float second = (i == 0 ? totals[1].x : totals[1].y) * scales[1];
+        if (column + i >= places) break;
+        const int64_t place = first_place + column + i;
+        const float first = (i == 0 ? totals[0].x : totals[0].y) * factors[0];
+        const float second = (i == 0 ? totals[1].x : totals[1].y) * factors[1];
         if constexpr (kDown) {
           const int64_t to = pair * 32 + output;
           float* row = job.down + place * job.p.width;
@@ -197,90 +191,109 @@ __device__ void add_units(const Job& job, const Plan& plan, const Memory& memory
         }
       }
     };
-    float2 totals[2];
-    for (int turn = 0; turn < kind.turns; ++turn) {
-      ptx::wait_for(memory.sums_full() + buffer, phase);
-      const int left = kind.slices - turn * kind.sharers, count = left < kind.sharers ? left : kind.sharers;
-      for (int pair = 0; pair < kind.pairs; ++pair) {
-        const float* from = memory.sums(buffer, pair * kind.sharers) + output * kPlaces + column;
+    for (int unit = portion.index, end = unit + units; unit < end; ++unit) {
+      float2 totals[2];
+      for (int turn = 0; turn < kind.turns; ++turn) {
+        ptx::wait_for(memory.sums_full() + buffer, phase);
+        const int left = kind.slices - turn * kind.sharers, count = left < kind.sharers ? left : kind.sharers;
+        for (int pair = 0; pair < kind.pairs; ++pair) {
+          const float* from = memory.sums(buffer, pair * kind.sharers) + output * kPlaces + column;
 #pragma unroll
-        for (int m = 0; m < 2; ++m)
-          for (int first = 0; first < count; first += 8) {
-            float2 values[8];
+          for (int m = 0; m < 2; ++m)
+            for (int first = 0; first < count; first += 8) {
+              float2 values[8];
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
-              if (first + i < count)
-                values[i] = *reinterpret_cast<const float2*>(from + (first + i) * kPartialFloats + m * 128);
+              for (int i = 0; i < 8; ++i)
+                if (first + i < count)
+                  values[i] = *reinterpret_cast<const float2*>(from + (first + i) * kPartialFloats + m * 128);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) {
-              if (first + i >= count) break;
-              const bool starts = turn == 0 && first + i == 0;
-              totals[m].x = starts ? values[i].x : totals[m].x + values[i].x;
-              totals[m].y = starts ? values[i].y : totals[m].y + values[i].y;
+              for (int i = 0; i < 8; ++i) {
+                if (first + i >= count) break;
+                const bool starts = turn == 0 && first + i == 0;
+                totals[m].x = starts ? values[i].x : totals[m].x + values[i].x;
+                totals[m].y = starts ? values[i].y : totals[m].y + values[i].y;
+              }
             }
-          }
-        // Several turns are of one pair alone.
-        if (turn + 1 == kind.turns) leave(int64_t{at.index} * kind.pairs + pair, totals);
+          // Several turns are of one pair alone.
+          if (turn + 1 == kind.turns) leave(int64_t{unit} * kind.pairs + pair, totals);
+        }
+        __syncwarp();
+        if (thread % 32 == 0) ptx::arrive(memory.sums_empty() + buffer);
+        buffer ^= 1;
+        if (buffer == 0) phase ^= 1;
       }
-      __syncwarp();
-      if (thread % 32 == 0) ptx::arrive(memory.sums_empty() + buffer);
-      buffer ^= 1;
-      if (buffer == 0) phase ^= 1;
     }
-    changed = at.skip(1);
+    dealt.leave(n, thread % 32);
+  }
+}
+
+// Inputs into shared memory, by all that follow: those of down as they are stored, the others in that order.
+template <bool kDown>
+__device__ void take_inputs(const Job& job, const Memory& memory, int thread) {
+  constexpr int kTogether = kDown ? 6 : 1;
+  const int words = static_cast<int>(kDown ? job.p.places() * job.x_pitch / 16 : job.p.rows * job.p.columns / 8);
+  auto* to = reinterpret_cast<uint4*>(memory.inputs());
+  for (int first = thread; first < words; first += kTogether * kFollowers) {
+    if constexpr (kDown) {
+      uint4 own[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i)
+        if (first + i * kFollowers < words) own[i] = reinterpret_cast<const uint4*>(job.hidden)[first + i * kFollowers];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i)
+        if (first + i * kFollowers < words) to[first + i * kFollowers] = own[i];
+    } else {
+      // Eight inputs of a row: 2q, 2q + 1 and those 8, 16 and 24 further.
+      const auto of_row = static_cast<int>(job.p.columns / 8);
+      const int row = first / of_row, word = first % of_row;
+      const float* from = job.p.x + int64_t{row} * job.p.columns + word / 4 * 32 + word % 4 * 2;
+      uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = *reinterpret_cast<const float2*>(from + i * 8);
+        pairs[i] = bf16_bits(pair.x) | bf16_bits(pair.y) << 16;
+      }
+      to[row * static_cast<int>(job.x_pitch / 16) + word] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
   }
 }
 
 template <bool kDown, bool kResident>
 __global__ void __launch_bounds__(kThreads, 1) expert_kernel(const __grid_constant__ Job job) {
   extern __shared__ __align__(128) uint8_t shared_memory[];
-  __shared__ Plan plan;
-  ptx::let_next_start();
+  __shared__ bool is_known;  // the first portion has been dealt
   const Memory memory{shared_memory};
+  const Dealt dealt = memory.dealt();
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  if (thread == kWarps * 32) {
-    for (int i = 0; i < 2; ++i) {
-      ptx::make_barrier(memory.sums_full() + i, kWarps);
-      ptx::make_barrier(memory.sums_empty() + i, kAdders / 32);
+  if (thread >= kFollowers) {
+    if (lane == 0) {
+      for (int i = 0; i < 2; ++i) {
+        ptx::make_barrier(memory.sums_full() + i, kWarps);
+        ptx::make_barrier(memory.sums_empty() + i, kAdders / 32);
+      }
+      dealt.make();
     }
-    const int64_t first = shared_before(job, blockIdx.x);
-    plan.shared_first = static_cast<int>(first);
-    plan.shared_count = static_cast<int>(shared_before(job, blockIdx.x + 1) - first);
-  }
-  __syncthreads();
-  Feed<kDown> feed(job, plan, warp, lane, memory.ring(warp));
-  int filled = 0;
-  if (warp < kWarps)
-    while (filled < kStages && feed.fill_known(filled)) ++filled;
-  ptx::wait_for_previous();
-  if (thread == kWarps * 32) {
-    const int64_t runs = job.direct ? job.p.top : *job.run_count, routed = runs * job.routed.units;
-    const int64_t first = routed_before(job, blockIdx.x, routed);
-    plan.routed_first = static_cast<int>(first);
-    const int64_t last = routed_before(job, blockIdx.x + 1, routed);
-    plan.routed_count = static_cast<int>(last > first ? last - first : 0);
-  }
-  if constexpr (kResident && kDown) {
-    // Every place's, as they are stored.
-    const auto words = static_cast<int>(job.p.places() * job.x_pitch / 16);
-    const auto* from = reinterpret_cast<const uint4*>(job.hidden);
-    for (int i = thread; i < words; i += kThreads) reinterpret_cast<uint4*>(memory.inputs())[i] = from[i];
-  } else if constexpr (kResident) {
-    const auto rows = static_cast<int>(job.p.rows), columns = static_cast<int>(job.p.columns);
-    for (int i = thread; i < rows * columns / 2; i += kThreads) {
-      const int row = i / (columns / 2), column = i % (columns / 2) * 2;
-      const float2 pair = *reinterpret_cast<const float2*>(job.p.x + int64_t{row} * columns + column);
-      *reinterpret_cast<uint32_t*>(memory.inputs() + row * job.x_pitch + stored_at(column)) =
-          bf16_bits(pair.x) | bf16_bits(pair.y) << 16;
-    }
-  }
-  __syncthreads();
-  if (warp >= kWarps) {
-    add_units<kDown>(job, plan, memory, thread - kWarps * 32);
+    __syncwarp();
+    Dealer<kDown>(job, dealt, lane).deal_all(&is_known);
     return;
   }
-  for (; filled < kStages; ++filled) feed.fill(filled);
-  multiply_units<kDown, kResident>(job, plan, memory, feed, warp, lane);
+  __syncthreads();
+  Feed<kDown> feed(job, dealt, warp, lane, memory.ring(warp));
+  int filled = 0;
+  if (warp < kWarps && is_known)
+    while (filled < kStages && feed.fill_known(filled)) ++filled;
+  ptx::wait_for_previous();
+  // After the wait: what the launches in front of this one left is there when the next one starts. Down deals by that
+  // before its own wait.
+  ptx::let_next_start();
+  if constexpr (kResident) take_inputs<kDown>(job, memory, thread);
+  if (warp < kWarps)
+    for (; filled < kStages; ++filled) feed.fill(filled);
+  if constexpr (kResident) ptx::synchronise_some<1, kFollowers>();
+  if (warp < kWarps)
+    multiply_units<kDown, kResident>(job, dealt, memory, feed, warp, lane);
+  else
+    add_units<kDown>(job, dealt, memory, thread - kWarps * 32);
 }
 
 // ---- places ---------------------------------------------------------------------------------------------------------
@@ -345,29 +358,59 @@ __global__ void __launch_bounds__(kPlaceThreads) place_kernel(const __grid_const
 }
 
 // ---- the weighted sum -----------------------------------------------------------------------------------------------
-__global__ void combine_kernel(const __grid_constant__ Job job) {
+// A thread adds four outputs of a row, slots in order. What it loads depends on nothing but places: up to eight of them
+// at a time.
+constexpr int kCombineThreads = 64, kCombineOutputs = 4;
+
+__global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_constant__ Job job) {
   ptx::let_next_start();
   ptx::wait_for_previous();
   const ExpertsProblem& p = job.p;
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i >= p.rows * p.width) return;
-  const int64_t row = i / p.width, output = i % p.width;
-  const float* down = job.down + output;
-  float sum = 0.0f;
-  for (int64_t slot = 0; slot < p.top; ++slot) {
-    const int64_t pair = row * p.top + slot;
-    const float weight = p.weights[pair], term = down[(job.direct ? pair : job.place[pair]) * p.width];
-    sum = slot == 0 ? weight * term : fmaf(weight, term, sum);
+  const auto threads = static_cast<int>(p.width / kCombineOutputs), top = static_cast<int>(p.top);
+  const int i = static_cast<int>(blockIdx.x) * kCombineThreads + static_cast<int>(threadIdx.x), row = i / threads;
+  if (row >= p.rows) return;
+  const int64_t output = int64_t{i - row * threads} * kCombineOutputs;
+  const auto term_of = [&](int64_t place) {
+    return *reinterpret_cast<const float4*>(job.down + place * p.width + output);
+  };
+  float4 last{}, sum{};
+  if (p.has_shared) last = term_of(p.rows * p.top + row);
+  for (int first = 0; first < top; first += 8) {
+    float weights[8];
+    float4 terms[8];
+    int places[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (first + j >= top) break;
+      const int64_t pair = int64_t{row} * top + first + j;
+      weights[j] = p.weights[pair];
+      places[j] = job.direct ? static_cast<int>(pair) : job.place[pair];
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      if (first + j < top) terms[j] = term_of(places[j]);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (first + j >= top) break;
+      const float4& term = terms[j];
+      const float weight = weights[j];
+      const bool starts = first + j == 0;
+      sum.x = starts ? weight * term.x : fmaf(weight, term.x, sum.x);
+      sum.y = starts ? weight * term.y : fmaf(weight, term.y, sum.y);
+      sum.z = starts ? weight * term.z : fmaf(weight, term.z, sum.z);
+      sum.w = starts ? weight * term.w : fmaf(weight, term.w, sum.w);
+    }
   }
-  if (p.has_shared) {
-    const float last = down[(p.rows * p.top + row) * p.width];
-    sum = p.top == 0 ? last : sum + last;
-  }
-  p.y[i] = sum;
+  if (p.has_shared) sum.x = sum.x + last.x, sum.y = sum.y + last.y, sum.z = sum.z + last.z, sum.w = sum.w + last.w;
+  float* y = p.y + int64_t{row} * p.width + output;
+  if (reinterpret_cast<uintptr_t>(p.y) % 16 == 0)
+    *reinterpret_cast<float4*>(y) = sum;
+  else
+    y[0] = sum.x, y[1] = sum.y, y[2] = sum.z, y[3] = sum.w;
 }
 
 // ---- launches -------------------------------------------------------------------------------------------------------
-Job describe(const ExpertsProblem& p, bool down, void* working, int64_t* bytes) {
+Job describe(const ExpertsProblem& p, bool down, int blocks, void* working, int64_t* bytes) {
   Job job;
   job.p = p;
   job.direct = p.rows == 1;
@@ -376,19 +419,25 @@ Job describe(const ExpertsProblem& p, bool down, void* working, int64_t* bytes) 
     k.form = form;
     k.columns = static_cast<int>(down ? inner : p.columns);
     k.slices = Slices(k.columns, 1).total;
-    while (k.sharers < k.slices && k.sharers < kWarps) k.sharers *= 2;
+    while (k.sharers < k.slices && k.sharers < kWarps) k.sharers *= 2, ++k.shift;
     k.pairs = kWarps / k.sharers;
     k.turns = (k.slices + k.sharers - 1) / k.sharers;
     k.row_tiles = static_cast<int>(((down ? p.width : inner) + kPackedRows - 1) / kPackedRows);
     k.all_pairs = down ? k.row_tiles / 2 : k.row_tiles;
     k.units = (k.all_pairs + k.pairs - 1) / k.pairs;
     k.cost = int64_t{k.columns} * k.pairs * (form == WeightForm::kBf16 ? 32 : 9);
+    k.whole = form == WeightForm::kNvfp4 && k.turns == 1 && k.all_pairs % k.pairs == 0;
+    k.tile_bytes = static_cast<int>(packed_tile_bytes(form, k.columns));
+    k.unit_bytes = (down ? 2 : 1) * k.pairs * k.tile_bytes;
+    k.unit_scale_bytes = (down ? 2 : 1) * k.pairs * k.columns;
     return k;
   };
   job.routed = kind(p.routed_form, p.routed_inner);
   if (p.has_shared) job.shared = kind(p.shared_form, p.shared_inner);
   job.shared_runs = p.has_shared ? static_cast<int>((p.rows + kPlaces - 1) / kPlaces) : 0;
   job.x_pitch = stored_bytes(down ? p.inner : p.columns);
+  job.shared_least = static_cast<int>(int64_t{job.shared_runs} * job.shared.units / blocks);
+  job.relative_cost = static_cast<float>(job.shared.cost) / static_cast<float>(job.routed.cost);
   job.resident = (down ? p.places() : p.rows) * job.x_pitch <= kExpertInputBytes;
   int64_t used = 0;
   const auto take = [&]<typename T>(T*& pointer, int64_t count) {
@@ -416,13 +465,17 @@ bool streams_experts(const DeviceLimits& limits, const ExpertsProblem& p) {
 
 int64_t stream_experts_bytes(const ExpertsProblem& p) {
   int64_t bytes = 0;
-  describe(p, false, nullptr, &bytes);
+  describe(p, false, 1, nullptr, &bytes);
   return bytes;
 }
 
-cudaError_t stream_experts(cudaStream_t stream, const DeviceLimits& limits, const ExpertsProblem& p, void* working) {
+cudaError_t stream_experts(cudaStream_t stream, const DeviceLimits& limits, const ExpertsProblem& p, void* working,
+                           unsigned* counters) {
   if (p.rows == 0) return cudaSuccess;
-  const Job first = describe(p, false, working, nullptr), second = describe(p, true, working, nullptr);
+  const int multiprocessors = limits.multiprocessors;
+  Job first = describe(p, false, multiprocessors, working, nullptr);
+  Job second = describe(p, true, multiprocessors, working, nullptr);
+  first.counter = counters, second.counter = counters + 1;
   if (!first.direct) {
     const int64_t pairs = first.resident ? 0 : p.rows * p.columns / 2;
     const cudaError_t error =
@@ -430,7 +483,7 @@ cudaError_t stream_experts(cudaStream_t stream, const DeviceLimits& limits, cons
                static_cast<size_t>(2 * p.experts * 4), stream, first);
     if (error != cudaSuccess) return error;
   }
-  const auto blocks = static_cast<unsigned>(limits.multiprocessors);
+  const auto blocks = static_cast<unsigned>(multiprocessors);
   const auto bytes = [](const Job& job) {
     return static_cast<size_t>(expert_shared_bytes() - (job.resident ? 0 : kExpertInputBytes));
   };
@@ -441,7 +494,11 @@ cudaError_t stream_experts(cudaStream_t stream, const DeviceLimits& limits, cons
     error = second.resident ? launch(expert_kernel<true, true>, blocks, kThreads, bytes(second), stream, second)
                             : launch(expert_kernel<true, false>, blocks, kThreads, bytes(second), stream, second);
   if (error != cudaSuccess) return error;
-  return launch(combine_kernel, static_cast<unsigned>((p.rows * p.width + 255) / 256), 256, 0, stream, second);
+  error = share_multiprocessors(combine_kernel);
+  if (error != cudaSuccess) return error;
+  const int64_t threads = p.rows * p.width / kCombineOutputs;
+  return launch(combine_kernel, static_cast<unsigned>((threads + kCombineThreads - 1) / kCombineThreads),
+                kCombineThreads, 0, stream, second);
 }
 
 }  // namespace verbatim::ops::cuda
