@@ -103,6 +103,11 @@ void OperatorMeter::layer_norm(const float* x, const float* weight, const float*
   meter("layer_norm", rows_alone(2 * rows * width),
         [&] { inner_.layer_norm(x, weight, bias, epsilon, rows, width, y); });
 }
+void OperatorMeter::norms(std::span<const Norm> norms, int64_t rows) {
+  int64_t width = 0;
+  for (const Norm& each : norms) width += each.width;
+  meter("norms", rows_alone(2 * rows * width), [&] { inner_.norms(norms, rows); });
+}
 void OperatorMeter::add(const float* x, int64_t count, float* y) {
   meter("add", rows_alone(3 * count), [&] { inner_.add(x, count, y); });
 }

@@ -45,6 +45,7 @@ class OperatorMeter final : public ops::Ops {
                 float* y, int64_t y_stride) override;
   void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, int64_t rows, int64_t width,
                   float* y) override;
+  void norms(std::span<const Norm> norms, int64_t rows) override;
   void add(const float* x, int64_t count, float* y) override;
   void clear(float* x, int64_t count) override;
   void matmul(const ops::Matrix& w, const float* x, int64_t x_stride, int64_t rows, int parts, float* y,

@@ -52,10 +52,12 @@ void sparse_attention(const Pass& pass, const SparseAttention& w, const ops::Lat
                                         {&w.index_gate, s.index_gate, c.index_width},
                                         {&w.index_weights, s.index_weights, c.index_heads}};
   ops.matmul_group(products, space.input, c.hidden, rows);
-  ops.rms_norm(s.query_latent, c.query_rank, w.q_norm, c.norm_epsilon, rows, c.query_rank, s.query_latent,
-               c.query_rank);
-  ops.rms_norm(s.latent, c.latent, w.kv_norm, c.norm_epsilon, rows, c.latent, s.latent, c.latent);
-  ops.layer_norm(s.index_key, w.index_norm, w.index_norm_bias, kIndexNormEpsilon, rows, c.index_width, s.index_key);
+  const ops::Ops::Norm norms[] = {
+      {s.query_latent, c.query_rank, w.q_norm, nullptr, c.norm_epsilon, c.query_rank, s.query_latent, c.query_rank},
+      {s.latent, c.latent, w.kv_norm, nullptr, c.norm_epsilon, c.latent, s.latent, c.latent},
+      {s.index_key, c.index_width, w.index_norm, w.index_norm_bias, kIndexNormEpsilon, c.index_width, s.index_key,
+       c.index_width}};
+  ops.norms(norms, rows);
   const ops::Ops::Product from_latent[] = {{&w.q_b, s.query, queries}, {&w.index_q, s.index_query, index_queries}};
   ops.matmul_group(from_latent, s.query_latent, c.query_rank, rows);
 

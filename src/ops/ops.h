@@ -263,6 +263,26 @@ class Ops {
   // Mean and variance by dot16 (variance of x - mean); y = (x - mean) * (1 / sqrt(variance + epsilon)) * weight + bias.
   virtual void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, int64_t rows,
                           int64_t width, float* y) = 0;
+  // Norms of as many rows each that need nothing of each other (one launch on backends that fuse): layer_norm where
+  // there is a bias, whose strides are the width, else rms_norm.
+  struct Norm {
+    const float* x = nullptr;
+    int64_t x_stride = 0;
+    const float* weight = nullptr;
+    const float* bias = nullptr;
+    float epsilon = 0.0f;
+    int64_t width = 0;
+    float* y = nullptr;
+    int64_t y_stride = 0;
+  };
+  virtual void norms(std::span<const Norm> norms, int64_t rows) {
+    for (const Norm& n : norms) {
+      if (n.bias != nullptr)
+        layer_norm(n.x, n.weight, n.bias, n.epsilon, rows, n.width, n.y);
+      else
+        rms_norm(n.x, n.x_stride, n.weight, n.epsilon, rows, n.width, n.y, n.y_stride);
+    }
+  }
   virtual void add(const float* x, int64_t count, float* y) = 0;  // y += x
   virtual void clear(float* x, int64_t count) = 0;                // x = 0
 

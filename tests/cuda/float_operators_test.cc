@@ -79,6 +79,43 @@ TEST_F(FloatOperators, SitesHaveTheCpusBits) {
       }
 }
 
+// ---- norms ----------------------------------------------------------------------------------------------------------
+// Norms side by side, in place and not, more of them than a launch takes and wider than a thread's share is held.
+Floats run_norms(Ops& ops, int64_t rows) {
+  constexpr int64_t kWidths[] = {1536, 512, 128, 4096, 4352, 7, 272};
+  std::vector<Held> held;
+  held.reserve(4 * std::size(kWidths));
+  std::vector<Ops::Norm> norms;
+  const auto values = [&](int64_t count, uint64_t key) {
+    held.emplace_back(ops, random_floats(count, key));
+    return held.back().floats();
+  };
+  Floats all;
+  for (size_t i = 0; i < std::size(kWidths); ++i) {
+    const int64_t width = kWidths[i], stride = i % 2 == 0 ? width : width + 16;
+    const bool shifts = i % 3 == 2;
+    Ops::Norm n;
+    n.width = width;
+    n.x_stride = n.y_stride = shifts ? width : stride;
+    n.x = values(rows * stride, 50 + i);
+    n.y = i % 2 == 0 ? held.back().floats() : values(rows * stride, 60 + i);
+    n.weight = values(width, 70 + i);
+    if (shifts) n.bias = values(width, 80 + i);
+    n.epsilon = 1e-5f;
+    norms.push_back(n);
+  }
+  ops.norms(norms, rows);
+  for (const Held& each : held) each.append_to(all);
+  return all;
+}
+
+TEST_F(FloatOperators, NormsSideBySideHaveTheCpusBits) {
+  for (const int64_t rows : {1, 3, 70}) {
+    const Floats made = run_norms(*device_, rows);
+    EXPECT_EQ(first_difference(made, run_norms(*plain_, rows)), "") << rows << " rows";
+  }
+}
+
 // ---- linear attention -----------------------------------------------------------------------------------------------
 struct Piece {
   int64_t rows = 0, certain = 0, kept = 0;  // rows that the next step of the sequence finds

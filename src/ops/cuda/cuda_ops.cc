@@ -283,14 +283,22 @@ void CudaOps::embed(const Matrix& table, const int32_t* ids, int64_t rows, int64
 
 void CudaOps::rms_norm(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t rows,
                        int64_t width, float* y, int64_t y_stride) {
-  finish_leave();
-  check(cuda::rms_norm(stream_.get(), x, x_stride, weight, epsilon, rows, width, y, y_stride), "rms_norm");
+  const Norm norm{x, x_stride, weight, nullptr, epsilon, width, y, y_stride};
+  norms({&norm, 1}, rows);
 }
 
 void CudaOps::layer_norm(const float* x, const float* weight, const float* bias, float epsilon, int64_t rows,
                          int64_t width, float* y) {
+  const Norm norm{x, width, weight, bias, epsilon, width, y, width};
+  norms({&norm, 1}, rows);
+}
+
+void CudaOps::norms(std::span<const Norm> norms, int64_t rows) {
   finish_leave();
-  check(cuda::layer_norm(stream_.get(), x, weight, bias, epsilon, rows, width, y), "layer_norm");
+  for (size_t first = 0; first < norms.size(); first += kMostNorms)
+    check(cuda::norms(stream_.get(), norms.data() + first,
+                      std::min(kMostNorms, static_cast<int64_t>(norms.size() - first)), rows),
+          "norms");
 }
 
 void CudaOps::add(const float* x, int64_t count, float* y) {

@@ -58,6 +58,7 @@ class CudaOps final : public Ops {
                 float* y, int64_t y_stride) override;
   void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, int64_t rows, int64_t width,
                   float* y) override;
+  void norms(std::span<const Norm> norms, int64_t rows) override;
   void add(const float* x, int64_t count, float* y) override;
   void clear(float* x, int64_t count) override;
   void swiglu(const float* gate, const float* up, float limit, int64_t count, float* h) override;

@@ -34,10 +34,9 @@ bool kernels_run_on(int device);
 // ---- rows.cu: operators on rows of floats -----------------------------------------------------------------------
 cudaError_t embed(cudaStream_t stream, const Weights& table, const int32_t* ids, int64_t rows, int64_t streams,
                   float* out);
-cudaError_t rms_norm(cudaStream_t stream, const float* x, int64_t x_stride, const float* weight, float epsilon,
-                     int64_t rows, int64_t width, float* y, int64_t y_stride);
-cudaError_t layer_norm(cudaStream_t stream, const float* x, const float* weight, const float* bias, float epsilon,
-                       int64_t rows, int64_t width, float* y);
+// At most kMostNorms of them.
+inline constexpr int64_t kMostNorms = 4;
+cudaError_t norms(cudaStream_t stream, const Ops::Norm* norms, int64_t count, int64_t rows);
 cudaError_t add(cudaStream_t stream, const float* x, int64_t count, float* y);
 cudaError_t swiglu(cudaStream_t stream, const float* gate, const float* up, float limit, int64_t count, float* h);
 // From the dots of fn in maps (not yet times r): maps and h of hyper_enter.

@@ -42,32 +42,73 @@ __global__ void gather_kernel(const float* from, const int32_t* rows, int64_t wi
   for (int64_t k = threadIdx.x; k < width; k += kThreads) to[k] = from[k];
 }
 
-__global__ void rms_norm_kernel(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t width,
-                                float* y, int64_t y_stride) {
-  ptx::let_next_start();
-  ptx::wait_for_previous();
-  __shared__ float shared[16];
-  x += blockIdx.x * x_stride;
-  y += blockIdx.x * y_stride;
-  const auto value = [&](int64_t k) { return x[k]; };
-  const float inverse = inverse_root(block_dot16(width, value, value, shared), width, epsilon);
-  for (int64_t k = threadIdx.x; k < width; k += kThreads) y[k] = weight[k] * (x[k] * inverse);
-}
+struct Norms {
+  Ops::Norm each[kMostNorms];
+  int count;
+};
 
-__global__ void layer_norm_kernel(const float* x, const float* weight, const float* bias, float epsilon, int64_t width,
-                                  float* y) {
+// Elements of a row that a thread holds, its lane's of a slice; as many slices as groups of sixteen threads.
+constexpr int kHeld = static_cast<int>(kSumSlice) / 16;
+constexpr int64_t kHeldWidth = kSumSlice * (kThreads / 16);
+
+// A block a norm and row. Rows up to kHeldWidth are read once.
+__global__ void __launch_bounds__(kThreads) norms_kernel(const __grid_constant__ Norms p) {
+  __shared__ float shared[2][16];
   ptx::let_next_start();
+  const auto count = static_cast<unsigned>(p.count);
+  const Ops::Norm& n = p.each[blockIdx.x % count];
+  const int64_t row = blockIdx.x / count, width = n.width;
+  const float* x = n.x + row * n.x_stride;
+  float* y = n.y + row * n.y_stride;
+  if (width > kHeldWidth) {
+    ptx::wait_for_previous();
+    const auto one = [](int64_t) { return 1.0f; };
+    const auto value = [&](int64_t k) { return x[k]; };
+    const float mean = n.bias == nullptr ? 0.0f : block_dot16(width, value, one, shared[0]) / static_cast<float>(width);
+    const auto off = [&](int64_t k) { return n.bias == nullptr ? x[k] : x[k] - mean; };
+    const float inverse = inverse_root(block_dot16(width, off, off, shared[1]), width, n.epsilon);
+    for (int64_t k = threadIdx.x; k < width; k += kThreads)
+      y[k] = n.bias == nullptr ? n.weight[k] * (x[k] * inverse) : off(k) * inverse * n.weight[k] + n.bias[k];
+    return;
+  }
+  // block_dot16 of what threads hold.
+  const int group = static_cast<int>(threadIdx.x) / 16, lane = static_cast<int>(threadIdx.x) % 16;
+  const int first = group * static_cast<int>(kSumSlice) + lane, left = static_cast<int>(width) - first;
+  const auto slices = static_cast<int>((width + kSumSlice - 1) / kSumSlice);
+  const auto total = [&](float part, float* sums) {
+    part = lane_tree(part);
+    if (lane == 0) sums[group] = part;
+    __syncthreads();
+    float sum = sums[0];
+    for (int i = 1; i < slices; ++i) sum = sum + sums[i];
+    return sum;
+  };
+  // Weights stand there since before the kernel in front (launch.h).
+  float own[kHeld], weight[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) weight[i] = i * 16 < left ? n.weight[first + i * 16] : 0.0f;
   ptx::wait_for_previous();
-  __shared__ float shared[16];
-  x += blockIdx.x * width;
-  y += blockIdx.x * width;
-  const auto one = [](int64_t) { return 1.0f; };
-  const float mean = block_dot16(
-                         width, [&](int64_t k) { return x[k]; }, one, shared) /
-                     static_cast<float>(width);
-  const auto off = [&](int64_t k) { return x[k] - mean; };
-  const float inverse = inverse_root(block_dot16(width, off, off, shared), width, epsilon);
-  for (int64_t k = threadIdx.x; k < width; k += kThreads) y[k] = off(k) * inverse * weight[k] + bias[k];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) own[i] = i * 16 < left ? x[first + i * 16] : 0.0f;
+  if (n.bias != nullptr) {
+    float part = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+      if (i * 16 < left) part = part + own[i];
+    const float mean = total(part, shared[0]) / static_cast<float>(width);
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) own[i] = own[i] - mean;
+  }
+  float part = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    if (i * 16 < left) part = fmaf(own[i], own[i], part);
+  const float inverse = inverse_root(total(part, shared[1]), width, n.epsilon);
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    if (i * 16 < left)
+      y[first + i * 16] =
+          n.bias == nullptr ? weight[i] * (own[i] * inverse) : own[i] * inverse * weight[i] + n.bias[first + i * 16];
 }
 
 __global__ void add_kernel(const float* x, int64_t count, float* y) {
@@ -362,18 +403,12 @@ cudaError_t gather(cudaStream_t stream, const float* from, const int32_t* rows, 
   return launch(gather_kernel, static_cast<unsigned>(count), kThreads, 0, stream, from, rows, width, to);
 }
 
-cudaError_t rms_norm(cudaStream_t stream, const float* x, int64_t x_stride, const float* weight, float epsilon,
-                     int64_t rows, int64_t width, float* y, int64_t y_stride) {
-  if (rows == 0) return cudaSuccess;
-  return launch(rms_norm_kernel, static_cast<unsigned>(rows), kThreads, 0, stream, x, x_stride, weight, epsilon, width,
-                y, y_stride);
-}
-
-cudaError_t layer_norm(cudaStream_t stream, const float* x, const float* weight, const float* bias, float epsilon,
-                       int64_t rows, int64_t width, float* y) {
-  if (rows == 0) return cudaSuccess;
-  return launch(layer_norm_kernel, static_cast<unsigned>(rows), kThreads, 0, stream, x, weight, bias, epsilon, width,
-                y);
+cudaError_t norms(cudaStream_t stream, const Ops::Norm* norms, int64_t count, int64_t rows) {
+  if (rows == 0 || count == 0) return cudaSuccess;
+  Norms p{};
+  p.count = static_cast<int>(count);
+  for (int64_t i = 0; i < count; ++i) p.each[i] = norms[i];
+  return launch(norms_kernel, static_cast<unsigned>(rows * count), kThreads, 0, stream, p);
 }
 
 cudaError_t add(cudaStream_t stream, const float* x, int64_t count, float* y) {
