@@ -16,7 +16,14 @@ namespace {
 constexpr int kThreads = 256, kGroups = kThreads / 16;
 
 // ---- append ---------------------------------------------------------------------------------------------------------
-constexpr int kAppendThreads = 128;
+// Half of a block's threads store the latent, the other half do all else.
+constexpr int kAppendThreads = 256, kAppendHalf = kAppendThreads / 2;
+
+__device__ void store_four(float* to, float4 value) { *reinterpret_cast<float4*>(to) = value; }
+__device__ void store_four(uint16_t* to, float4 value) {
+  *reinterpret_cast<uint2*>(to) =
+      make_uint2(bf16_bits(value.x) | bf16_bits(value.y) << 16, bf16_bits(value.z) | bf16_bits(value.w) << 16);
+}
 
 // A block a row. The tails of the rings are written behind whoever reads what stood there: a pool that earlier steps
 // began is completed by one row of the span, which then writes all of them; else every row writes its own.
@@ -26,74 +33,82 @@ __global__ void __launch_bounds__(kAppendThreads)
                   const float* ape, SpanTable spans, LatentCache cache) {
   ptx::let_next_start();
   const Row at = row_at(spans, blockIdx.x);
-  const DeviceSpan span = at.span;
-  ptx::wait_for_previous();
+  const auto thread = static_cast<int>(threadIdx.x), own = thread % kAppendHalf;
   const auto pool = static_cast<int>(shape.pool), ring = static_cast<int>(shape.pool + kWindowRows);
-  const int64_t width = shape.width, end = span.position + span.rows;
+  const auto position = static_cast<int>(at.position), begin = static_cast<int>(at.span.position);
+  const int end = begin + static_cast<int>(at.span.rows), in_pool = begin % pool;
+  const int completed_at = begin - in_pool + pool - 1;  // of the pool that the span begins in
+  const bool reads_ring = in_pool != 0 && completed_at < end, completes = (position + 1) % pool == 0;
+  const auto width = static_cast<int>(shape.width);
   Element* to = latent_row<Element>(shape, cache, at, at.position, latent_width);
-  for (int64_t c = threadIdx.x; c < latent_width; c += kAppendThreads)
-    store_cached(to + c, latents[at.row * latent_width + c]);
-  const int64_t completed_at = span.position / pool * pool + pool - 1;  // of the pool that the span begins in
-  const bool reads_ring = span.position % pool != 0 && completed_at < end;
-  if ((at.position + 1) % pool == 0) {
-    Element* key = pool_key<Element>(shape, cache, at, at.position / pool);
-    const int64_t first = at.position + 1 - pool;
-    // A pool's earlier tokens are in the rings.
-    const auto value = [&](const float* own, const float* tail, int i, int64_t c) {
-      const int64_t token = first + i;
-      return token < span.position ? tail[(span.sequence * ring + token % ring) * width + c]
-                                   : own[(at.row - (at.position - token)) * width + c];
-    };
-    for (int64_t c = threadIdx.x; c < width; c += kAppendThreads) {
-      constexpr int kHeld = 4;  // the released size: all is read before any is used
-      if (pool == kHeld) {
-        float held_logit[kHeld], held_key[kHeld];
+  Element* key = completes ? pool_key<Element>(shape, cache, at, position / pool) : nullptr;
+  // Of a token of the span, or of an earlier one in the rings.
+  const int64_t slots = int64_t{at.span.sequence} * ring;
+  const auto slot_of = [&](int token) { return (slots + token % ring) * width; };
+  const auto row_of = [&](int token) { return (at.row - position + token) * width; };
+  const int first = position + 1 - pool;
+  constexpr int kHeld = 4;  // the released size: all is read before any is used
+  int64_t held_at[kHeld];
 #pragma unroll
-        for (int i = 0; i < kHeld; ++i) {
-          held_logit[i] = value(gates, cache.tail_gate, i, c) + ape[i * width + c];
-          held_key[i] = value(keys, cache.tail_key, i, c);
-        }
-        float maximum = held_logit[0];
+  for (int i = 0; i < kHeld; ++i)
+    held_at[i] = !completes || pool != kHeld ? 0 : first + i < begin ? slot_of(first + i) : row_of(first + i);
+  ptx::wait_for_previous();
+  if (thread >= kAppendHalf)
+    for (int64_t c = 4 * own; c < latent_width; c += 4 * kAppendHalf)
+      store_four(to + c, *reinterpret_cast<const float4*>(latents + at.row * latent_width + c));
+  for (int c = thread; completes && c < width; c += kAppendHalf) {
+    if (thread >= kAppendHalf) break;
+    if (pool == kHeld) {
+      float held_logit[kHeld], held_key[kHeld];
 #pragma unroll
-        for (int i = 1; i < kHeld; ++i) maximum = max_of(maximum, held_logit[i]);
-        float total = exp_of(held_logit[0] - maximum);
-        float sum = total * held_key[0];
-#pragma unroll
-        for (int i = 1; i < kHeld; ++i) {
-          const float weight = exp_of(held_logit[i] - maximum);
-          total = total + weight;
-          sum = fmaf(weight, held_key[i], sum);
-        }
-        store_cached(key + c, sum / total);
-        continue;
+      for (int i = 0; i < kHeld; ++i) {
+        const bool in_ring = first + i < begin;
+        held_logit[i] = (in_ring ? cache.tail_gate : gates)[held_at[i] + c] + ape[i * width + c];
+        held_key[i] = (in_ring ? cache.tail_key : keys)[held_at[i] + c];
       }
-      const auto logit = [&](int i) { return value(gates, cache.tail_gate, i, c) + ape[i * width + c]; };
-      float maximum = logit(0);
-      for (int i = 1; i < pool; ++i) maximum = max_of(maximum, logit(i));
-      float total = exp_of(logit(0) - maximum);
-      float sum = total * value(keys, cache.tail_key, 0, c);
-      for (int i = 1; i < pool; ++i) {
-        const float weight = exp_of(logit(i) - maximum);
+      float maximum = held_logit[0];
+#pragma unroll
+      for (int i = 1; i < kHeld; ++i) maximum = max_of(maximum, held_logit[i]);
+      float total = exp_of(held_logit[0] - maximum);
+      float sum = total * held_key[0];
+#pragma unroll
+      for (int i = 1; i < kHeld; ++i) {
+        const float weight = exp_of(held_logit[i] - maximum);
         total = total + weight;
-        sum = fmaf(weight, value(keys, cache.tail_key, i, c), sum);
+        sum = fmaf(weight, held_key[i], sum);
       }
       store_cached(key + c, sum / total);
+      continue;
     }
+    const auto value = [&](const float* given, const float* tail, int i) {
+      return first + i < begin ? tail[slot_of(first + i) + c] : given[row_of(first + i) + c];
+    };
+    const auto logit = [&](int i) { return value(gates, cache.tail_gate, i) + ape[i * width + c]; };
+    float maximum = logit(0);
+    for (int i = 1; i < pool; ++i) maximum = max_of(maximum, logit(i));
+    float total = exp_of(logit(0) - maximum);
+    float sum = total * value(keys, cache.tail_key, 0);
+    for (int i = 1; i < pool; ++i) {
+      const float weight = exp_of(logit(i) - maximum);
+      total = total + weight;
+      sum = fmaf(weight, value(keys, cache.tail_key, i), sum);
+    }
+    store_cached(key + c, sum / total);
   }
-  const auto write_tail = [&](int64_t position) {
-    const int64_t slot = (span.sequence * ring + position % ring) * width;
-    const int64_t from = (at.row - at.position + position) * width;
-    for (int64_t c = threadIdx.x; c < width; c += kAppendThreads) {
+  const auto write_tail = [&](int token) {
+    const int64_t slot = slot_of(token), from = row_of(token);
+    for (int c = thread; c < width; c += kAppendHalf) {
+      if (thread >= kAppendHalf) break;
       cache.tail_key[slot + c] = keys[from + c];
       cache.tail_gate[slot + c] = gates[from + c];
     }
   };
-  const int64_t kept = end - ring < span.position ? span.position : end - ring;
+  const int kept = end - ring < begin ? begin : end - ring;
   if (!reads_ring) {
-    if (at.position >= kept) write_tail(at.position);
-  } else if (at.position == completed_at) {
+    if (position >= kept) write_tail(position);
+  } else if (position == completed_at) {
     __syncthreads();
-    for (int64_t position = kept; position < end; ++position) write_tail(position);
+    for (int token = kept; token < end; ++token) write_tail(token);
   }
 }
 
@@ -182,9 +197,11 @@ __global__ void __launch_bounds__(kThreads)
   const auto order_of = [&](int i) { return holds ? orders[i] : score_order(scores[i]); };
   __syncthreads();
   uint32_t last = 0, wanted = static_cast<uint32_t>(budget);
-#pragma unroll
+  // Loops stay loops: what runs once a launch is the faster the less of it there is to fetch.
+#pragma unroll 1
   for (int pass = 0; pass < 4; ++pass) {
     const int shift = 24 - 8 * pass;
+#pragma unroll 1
     for (int begin = 0; begin < pools; begin += kThreads) {
       const int i = begin + thread;
       const uint32_t order = i < pools ? order_of(i) : 0, digit = order >> shift & 255;
@@ -234,6 +251,7 @@ __global__ void __launch_bounds__(kThreads)
   const int run = (pools + kThreads - 1) / kThreads * 32, first = warp * run;
   const int end = first + run < pools ? first + run : pools;
   int32_t better_here = 0, tied_here = 0;
+#pragma unroll 1
   for (int begin = first; begin < end; begin += 32) {
     const uint32_t order = begin + lane < end ? order_of(begin + lane) : 0;
     better_here += __popc(__ballot_sync(0xffffffffu, begin + lane < end && order > last));
@@ -245,12 +263,14 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   int32_t taken = 0, tied_before = 0;
+#pragma unroll 1
   for (int w = 0; w < warp; ++w) {
     taken += better[w];
     tied_before += tied[w];
   }
   taken += tied_before < ties ? tied_before : ties;
   const uint32_t before_me = (1u << lane) - 1;
+#pragma unroll 1
   for (int begin = first; begin < end; begin += 32) {
     const int i = begin + lane;
     const uint32_t order = i < end ? order_of(i) : 0;

@@ -18,12 +18,13 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kMostHeads = 32, kMostWidth = 128, kMostSteps = kMostWidth / 16;
 
-// What is left of a value beside its nearest bfloat16, which is returned.
-__device__ uint32_t take_term(float& rest) {
-  const uint32_t bits = bf16_bits(rest);
-  const float taken = bf16_value(bits);
-  rest = isfinite(taken) ? rest - taken : 0.0f;
-  return bits;
+// The nearest bfloat16 of two values, which become what is left beside them.
+__device__ uint32_t take_terms(float& low, float& high) {
+  const uint32_t both = ptx::pack_bf16(low, high);
+  const float taken_low = __uint_as_float(both << 16), taken_high = __uint_as_float(both & 0xffff0000u);
+  low = isfinite(taken_low) ? low - taken_low : 0.0f;
+  high = isfinite(taken_high) ? high - taken_high : 0.0f;
+  return both;
 }
 
 // A row's queries as the second operand of mma: [pair of head tiles][step][lane][16 bytes], steps by term, the smallest
@@ -51,8 +52,7 @@ __device__ void split_queries(const float* q, int heads, int width, uint32_t* to
 #pragma unroll
       for (int term = 2; term >= 0; --term) {
         const int step = term * steps + k / 16;
-        const uint32_t first = take_term(low);
-        to[((head / 16 * 3 * steps + step) * 32 + lane) * 4 + word] = first | take_term(high) << 16;
+        to[((head / 16 * 3 * steps + step) * 32 + lane) * 4 + word] = take_terms(low, high);
       }
     }
 }
@@ -75,32 +75,46 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t first_row = p.first + blockIdx.x / pool_tiles * block_rows;
   const int64_t all = p.first + p.count, end = first_row + block_rows < all ? first_row + block_rows : all;
   const int64_t begin = blockIdx.x % pool_tiles * kBlockPools;
-  // Spans stand there since before the kernel in front (launch.h).
-  const Row first = row_at(p.spans, first_row);
-  const bool sees_nothing =
-      first.span.first_row + first.span.rows >= end && (first.position + end - first_row) / p.shape.pool <= begin;
+  // Spans stand there since before the kernel in front (launch.h): the first row's is read once, before it ends.
+  struct Place {
+    const int32_t* pages;
+    int64_t after;  // the row behind its span's last
+    int32_t span;
+    uint32_t seen;  // tokens
+  };
+  const auto place_of = [&](int64_t row) {
+    const Row at = row_at(p.spans, row);
+    return Place{at.pages, at.span.first_row + at.span.rows, p.spans.span_of_row[row],
+                 static_cast<uint32_t>(at.position + 1)};
+  };
+  const auto pool = static_cast<uint32_t>(p.shape.pool);
+  const auto budget = static_cast<uint32_t>(p.shape.top) / pool;
+  Place at = place_of(first_row);
+  uint32_t pools = at.seen / pool;
+  const bool sees_nothing = at.after >= end && (at.seen + static_cast<uint32_t>(end - 1 - first_row)) / pool <= begin;
   ptx::wait_for_previous();
   if (sees_nothing) return;
   int32_t held = -1;  // the span whose keys the registers hold
   uint32_t a[kTiles][kMostSteps][4];
   for (int64_t row = first_row; row < end; ++row) {
-    const Row at = row_at(p.spans, row);
-    const int64_t pools = (at.position + 1) / p.shape.pool;
-    if (pools <= p.shape.top / p.shape.pool || begin >= pools) continue;
-    const int32_t span = p.spans.span_of_row[row];
+    if (row > first_row) {
+      at = place_of(row);
+      pools = at.seen / pool;
+    }
+    if (pools <= budget || begin >= pools) continue;
     __syncthreads();  // those before have read queries and weights
-    const bool reads_keys = span != held;
+    const bool reads_keys = at.span != held;
     if (reads_keys) {
       // The span's last row here sees the most pools.
-      held = span;
-      const int64_t after = at.span.first_row + at.span.rows, last = (after < end ? after : end) - 1;
-      const int64_t held_pools = (at.position + last - row + 1) / p.shape.pool;
+      held = at.span;
+      const int64_t last = (at.after < end ? at.after : end) - 1;
+      const int64_t held_pools = (at.seen + static_cast<uint32_t>(last - row)) / pool;
 #pragma unroll 4
       for (int i = thread; i < kBlockPools * (width / 8); i += kThreads) {
-        const int pool = i / (width / 8), piece = i % (width / 8);
-        const int64_t wanted = begin + pool < held_pools ? begin + pool : held_pools - 1;
-        ptx::copy_16_bytes(swizzled(keys, pool, piece, row_bytes),
-                           pool_key<uint16_t>(p.shape, p.cache, at, wanted) + piece * 8);
+        const int own = i / (width / 8), piece = i % (width / 8);
+        const int64_t wanted = begin + own < held_pools ? begin + own : held_pools - 1;
+        ptx::copy_16_bytes(swizzled(keys, own, piece, row_bytes),
+                           pool_key<uint16_t>(p.shape, p.cache, at.pages, wanted) + piece * 8);
       }
       ptx::close_copy_group();
     }
@@ -124,7 +138,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int pairs = (heads + 15) / 16;
     for (int first = 0; first < pairs; first += kPairs) {
       float dots[kPairs][kTiles][2][4] = {};
-#pragma unroll
+      // What runs once a launch is the faster the less of it there is to fetch.
+#pragma unroll 1
       for (int term = 0; term < 3; ++term)
 #pragma unroll
         for (int step = 0; step < kMostSteps; ++step) {
@@ -165,8 +180,8 @@ __global__ void __launch_bounds__(kThreads, 2)
         float score = scores[t][half];
         score = score + __shfl_xor_sync(0xffffffffu, score, 1);
         score = score + __shfl_xor_sync(0xffffffffu, score, 2);
-        const int64_t pool = begin + (warp * kTiles + t) * 16 + half * 8 + lane / 4;
-        if (lane % 4 == 0 && pool < pools) p.scores[(row - p.first) * p.stride + pool] = score;
+        const int64_t scored = begin + (warp * kTiles + t) * 16 + half * 8 + lane / 4;
+        if (lane % 4 == 0 && scored < pools) p.scores[(row - p.first) * p.stride + scored] = score;
       }
   }
 }

@@ -22,13 +22,19 @@ __device__ inline Row row_at(const SpanTable& spans, int64_t row) {
   return {span, spans.pages + span.pages, row, span.position + row - span.first_row};
 }
 
-// Element: of the caches, float or (bfloat16) uint16_t.
+// Element: of the caches, float or (bfloat16) uint16_t. Positions and pools leave 32 bits nowhere.
+template <class Element>
+__device__ inline Element* pool_key(const IndexShape& shape, const LatentCache& cache, const int32_t* pages,
+                                    int64_t pool) {
+  const auto page_pools = static_cast<uint32_t>(kPageTokens) / static_cast<uint32_t>(shape.pool);
+  const auto stored = static_cast<uint32_t>(pool + shape.storage_shift);
+  return static_cast<Element*>(cache.pools) +
+         (int64_t{pages[stored / page_pools]} * page_pools + stored % page_pools) * shape.width;
+}
+
 template <class Element>
 __device__ inline Element* pool_key(const IndexShape& shape, const LatentCache& cache, const Row& at, int64_t pool) {
-  const int64_t page_pools = kPageTokens / shape.pool;
-  pool += shape.storage_shift;
-  return static_cast<Element*>(cache.pools) +
-         (at.pages[pool / page_pools] * page_pools + pool % page_pools) * shape.width;
+  return pool_key<Element>(shape, cache, at.pages, pool);
 }
 
 template <class Element>
