@@ -136,6 +136,16 @@ __global__ void __launch_bounds__(threads_of<kWidth>(), 4) row_kernel(const __gr
   }
   if (thread == 0) shared.beta = sigmoid_of(beta_logit);
   __syncthreads();
+  // Of many sequences the first of S is on its way while rows are taken; of few it is in the second-level cache by
+  // then.
+  float* column = stored + c;
+  const bool reads_early = position > 0 && !advances && gridDim.x > kPrefetchingBlocks;
+  float held[kHeld];
+  const auto ask = [&] {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) held[k] = column[k * kWidth];
+  };
+  if (reads_early) ask();
   {
     // Half a warp for q, the other for k, in every warp.
     const int which = thread % 32 / 16;
@@ -174,7 +184,6 @@ __global__ void __launch_bounds__(threads_of<kWidth>(), 4) row_kernel(const __gr
     sums[1] = lane_tree(sums[1]);
     if (lane == 0 && s <= t) shared.dots[s][0] = sums[0], shared.dots[s][1] = sums[1];
   }
-  float* column = stored + c;
   if (position == 0 && owns)
 #pragma unroll 1
     for (int k = 0; k < kWidth; ++k) column[k * kWidth] = 0.0f;
@@ -218,10 +227,7 @@ __global__ void __launch_bounds__(threads_of<kWidth>(), 4) row_kernel(const __gr
     // Threads past the width read what the last column's wrote.
     if constexpr (kThreads > kWidth) __syncthreads();
   }
-  // S is in the second-level cache by now, or else on its way.
-  float held[kHeld];
-#pragma unroll
-  for (int k = 0; k < kHeld; ++k) held[k] = column[k * kWidth];
+  if (!reads_early) ask();
   float rest = 0.0f, sum = 0.0f;
 #pragma unroll
   for (int k = 0; k < kWidth; k += 2) {
