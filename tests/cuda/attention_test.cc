@@ -192,12 +192,15 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AsShippedSparse,
                                          Case{"wide", index_shape(40, 144, 4, 32), 3, 528, 100, 7}),
                          [](const auto& each) { return std::string(each.param.name); });
 
-// Few rows stand in groups, more rows walk them with 16, 32 or 64 heads a block: one set of bits, and of choices.
+// Up to 64 rows of the released width take scores, then sum latents, by 16, 32 or 64 heads and few or many columns a
+// block; of other widths they stand in groups; more rows walk the groups with 16, 32 or 64 heads a block: one set of
+// bits, and of choices.
 TEST_F(AsShipped, SparseBitsOfAnyCut) {
-  for (const auto& [heads, width, top] : {std::tuple{64, 512, 256}, std::tuple{40, 80, 64}}) {
+  for (const auto& [heads, width, top] :
+       {std::tuple{64, 512, 256}, std::tuple{70, 512, 2048}, std::tuple{40, 80, 64}}) {
     const SparseProblem p = make_sparse_problem(index_shape(32, 128, 4, top), heads, width, 700, 21);
     const SparseRows expected = run_sparse_pieces(*ops_, p, p.rows);
-    for (const int64_t piece : {1, 5, 16, 33, 64, 100, 300})
+    for (const int64_t piece : {1, 2, 5, 16, 33, 64, 100, 300})
       EXPECT_EQ(first_difference(run_sparse_pieces(*ops_, p, piece), expected), "") << "pieces of " << piece;
   }
 }

@@ -43,6 +43,9 @@ struct AttentionProblem {
   int64_t groups = 0;
   float* sums = nullptr;   // [rows][groups][heads][width]: products of weights and latents
   float* stats = nullptr;  // [rows][groups][heads][2]: maximum, sum of weights
+  // attention_split.cuh
+  uint16_t* weights = nullptr;  // [rows][groups][heads][64]: bfloat16
+  int32_t* tokens = nullptr;    // [rows][groups][64]: where latents stand, in tokens of the cache
 };
 inline constexpr int64_t kMostAttentionGroups = 1024;
 // The most groups that a row can have.
@@ -68,6 +71,12 @@ struct AttentionCut {
 bool attention_fits_tiles(const AttentionProblem& problem);
 AttentionCut attention_cut(const AttentionProblem& problem, int multiprocessors, int64_t shared_bytes);
 cudaError_t attend_in_tiles(cudaStream_t stream, const AttentionProblem& problem, const AttentionCut& cut);
+
+// attention_split.cuh: the same for few rows of latents 512 wide, with working memory.
+inline constexpr int64_t kMostSplitRows = 64;
+bool attention_splits(const AttentionProblem& problem, int64_t shared_bytes);
+int64_t attention_split_bytes(const AttentionProblem& problem);
+cudaError_t attend_split(cudaStream_t stream, const AttentionProblem& problem, std::byte* working, int multiprocessors);
 
 // ---- sm90_bf16_absorb.cu: the products with kv_b by the matrix units ------------------------------------------------
 // For each head n and row r: y[r, n, :] = product of x[r, n, :], rounded to bfloat16, with rows n * head_rows +

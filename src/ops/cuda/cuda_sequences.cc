@@ -196,6 +196,11 @@ void CudaOps::sparse_attention(const IndexShape& shape, int64_t heads, int64_t l
   AttentionProblem p{shape, heads,     latent_width, scale, q, span_table(spans, shape.storage_shift),
                      cache, selection, out};
   const bool tiles = cache_element_bytes() == 2 && attention_fits_tiles(p);
+  if (tiles && attention_splits(p, limits_.shared_bytes)) {
+    check(attend_split(stream_.get(), p, scratch_.take(attention_split_bytes(p), stream_), limits_.multiprocessors),
+          "sparse_attention");
+    return;
+  }
   const AttentionCut cut = attention_cut(p, limits_.multiprocessors, limits_.shared_bytes);
   const bool floats = cache_element_bytes() == sizeof(float);
   const bool groups = tiles ? !cut.walks : floats && attends_by_groups(p);

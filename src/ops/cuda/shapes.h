@@ -145,6 +145,21 @@ constexpr int64_t kda_chunks_shared_bytes() { return (2 * (6864 + 512) + (128 + 
 constexpr int64_t attention_tile_shared_bytes(int64_t heads, int64_t stages, int64_t width) {
   return (heads + stages * 64) * (width * 2 + 16) + heads * (64 * 2 + 16 + 80 * 4 + 2 * 8) + stages * 8;
 }
+// attention_split.cuh: groups of 64 latents, 512 wide, and float32 queries of `heads` heads, which stand where
+// the second group will; then scores and places of `groups` groups. Sums of 64 heads, or of sixteen by eight warps, of
+// `columns` columns: weights and latents of groups, products, then statistics, factors and places of all `groups`
+// groups.
+inline constexpr int kSplitWidth = 512, kSplitGroupBytes = 64 * (kSplitWidth * 2 + 16);
+inline constexpr int kSplitQueryBytes = (kSplitWidth + 8) * 4, kSplitStages = 3;
+constexpr int64_t split_weigh_shared_bytes(int64_t heads, int64_t groups) {
+  return (heads == 64 ? kSplitStages * kSplitGroupBytes : 2 * kSplitGroupBytes + heads * 80 * 4) + groups * 64 * 4;
+}
+constexpr int64_t split_sum_shared_bytes(int64_t columns, int64_t groups) {
+  return kSplitStages * (64 * 128 + 64 * columns * 2) + groups * (64 * 8 + 64 * 4) + 2 * 64 * 8;
+}
+constexpr int64_t split_few_sum_shared_bytes(int64_t columns, int64_t groups) {
+  return 2 * 8 * (16 * 128 + 64 * columns * 2) + 8 * 16 * (columns + 8) * 4 + groups * (16 * 16 + 64 * 4);
+}
 // sm90_bf16_indexer.cu: keys of `pools` pools and a row's queries in three terms. indexer.cu: scores held to choose
 // from.
 constexpr int64_t index_tile_shared_bytes(int64_t pools, int64_t heads, int64_t width) {

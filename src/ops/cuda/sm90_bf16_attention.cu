@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "ops/cuda/attention.h"
-#include "ops/cuda/fade.cuh"
+#include "ops/cuda/attention_tiles.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/ptx/bulk_copy.cuh"
@@ -20,26 +20,16 @@ namespace verbatim::ops::cuda {
 
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32, kTokens = 64, kSlice = 256;
-// A warp sums the columns of 64 latents; floats from one head's scores to the next.
-constexpr int kOwnColumns = 64, kScoreStride = 80;
+using namespace attention_tiles;
+
+// A warp sums the columns of 64 latents.
+constexpr int kOwnColumns = 64;
 constexpr int64_t kMostWidth = kWarps * kOwnColumns;
 // Up to here the merge of groups costs less than walking them.
 constexpr int64_t kMostGroupedRows = 12;
 // How often a warp may do something else while it computes scores, and as often while it sums latents.
 constexpr int kHooks = 4;
-// Rows of bfloat16 in shared memory are sixteen bytes longer than their elements, so that one place of eight rows lies
-// in all banks.
-constexpr int kPad = 16, kWeightBytes = kTokens * 2 + kPad;
-
-template <int kHeads>
-struct Tiles {
-  // The scores of a slice, by four warps: tiles of sixteen heads and of sixteen tokens that a warp takes.
-  static constexpr int kHeadTiles = kHeads == 16 ? 1 : 2, kTokenTiles = kHeads == 64 ? 2 : 1;
-  static constexpr int kTokenWarps = kTokens / (16 * kTokenTiles);
-  // Threads that share the softmax of a head, and which of sixteen lanes (dot16) each takes.
-  static constexpr int kParts = kThreads / kHeads, kLanes = 16 / kParts;
-};
+constexpr int kWeightBytes = kTokens * 2 + kPad;
 
 // Where things stand in a block's shared memory.
 template <int kHeads, int kStages>
@@ -102,84 +92,7 @@ __device__ void score(const uint8_t* query, const uint8_t* latents, float* score
     const int left = (width - slice * kSlice) / 16, steps = left < kSlice / 16 ? left : kSlice / 16;
     for (int step = 0; step < steps; ++step) multiply(step);
   }
-  // The second slice goes through shared memory to those who have the first.
-  const auto each_pair = [&](const auto& body) {
-#pragma unroll
-    for (int h = 0; h < T::kHeadTiles; ++h)
-#pragma unroll
-      for (int t = 0; t < 2 * T::kTokenTiles; ++t)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int head = head0 + h * 16 + half * 8 + lane / 4, token = token0 + t * 8 + lane % 4 * 2;
-          body(*reinterpret_cast<float2*>(scores + head * kScoreStride + token), sums[h][t][2 * half],
-               sums[h][t][2 * half + 1], token);
-        }
-  };
-  if (slice == 1 && slices > 1) each_pair([&](float2& at, float x, float y, int) { at = make_float2(x, y); });
-  __syncthreads();
-  if (slice == 0)
-    each_pair([&](float2& at, float x, float y, int token) {
-      if (slices > 1) {
-        x = x + at.x;
-        y = y + at.y;
-      }
-      at = make_float2(token < count ? x * scale : -INFINITY, token + 1 < count ? y * scale : -INFINITY);
-    });
-  __syncthreads();
-}
-
-// Weights of a group, rounded, from its scores; its maximum, which found() is told, and the sum of the weights (dot16)
-// in all of the threads that share a head.
-template <int kHeads, class Found>
-__device__ void weigh(const float* scores, uint8_t* weights, float& most, float& sum, const Found& found) {
-  using T = Tiles<kHeads>;
-  const int head = threadIdx.x / T::kParts, first = threadIdx.x % T::kParts * T::kLanes;
-  float own[kTokens / 16][T::kLanes];
-  const float* from = scores + head * kScoreStride + first;
-#pragma unroll
-  for (int i = 0; i < kTokens / 16; ++i)
-#pragma unroll
-    for (int l = 0; l < T::kLanes; ++l) own[i][l] = from[i * 16 + l];
-  most = own[0][0];
-#pragma unroll
-  for (int i = 0; i < kTokens / 16; ++i)
-#pragma unroll
-    for (int l = 0; l < T::kLanes; ++l) most = max_of(own[i][l], most);
-#pragma unroll
-  for (int step = 1; step < T::kParts; step *= 2) most = max_of(__shfl_xor_sync(0xffffffffu, most, step), most);
-  found(most);
-  float lanes[T::kLanes] = {};
-#pragma unroll
-  for (int i = 0; i < kTokens / 16; ++i) {
-    uint8_t* to = weights + head * kWeightBytes + (i * 16 + first) * 2;
-#pragma unroll
-    for (int l = 0; l < T::kLanes; l += 2) {
-      const float low = fade_of(own[i][l] - most);
-      if constexpr (T::kLanes == 1) {
-        const uint32_t bits = ptx::pack_bf16(low, 0.0f);
-        lanes[0] = lanes[0] + __uint_as_float(bits << 16);
-        *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(bits);
-      } else {
-        const uint32_t bits = ptx::pack_bf16(low, fade_of(own[i][l + 1] - most));
-        lanes[l] = lanes[l] + __uint_as_float(bits << 16);
-        lanes[l + 1] = lanes[l + 1] + __uint_as_float(bits & 0xffff0000u);
-        *reinterpret_cast<uint32_t*>(to + l * 2) = bits;
-      }
-    }
-  }
-  // The lane tree, as far as lanes are other threads'; then the rest.
-#pragma unroll
-  for (int step = 8; step > 0; step /= 2) {
-    if (step >= T::kLanes) {
-#pragma unroll
-      for (int l = 0; l < T::kLanes; ++l)
-        lanes[l] = lanes[l] + __shfl_xor_sync(0xffffffffu, lanes[l], step / T::kLanes);
-    } else {
-#pragma unroll
-      for (int l = 0; l < step; ++l) lanes[l] = lanes[l] + lanes[l + step];
-    }
-  }
-  sum = lanes[0];
+  settle<kHeads>(sums, scores, slices, count, scale);
 }
 
 // The products of a group's weights and latents for the warp's columns, sixteen heads and 32 columns at a time:
@@ -341,11 +254,16 @@ __global__ void __launch_bounds__(kThreads, kStages == 1 ? 2 : 1)
     const int head = thread / T::kParts;
     float2 scales = make_float2(0.0f, 1.0f), before = make_float2(0.0f, 0.0f);
     if (kWalks && turn > 0) before = s.statistics[head];
-    weigh<kHeads>(s.scores, s.weights, most, sum, [&](float own) {
-      if (!kWalks || turn == 0) return;
-      const float both = max_of(before.x, own);
-      scales = make_float2(fade_of(before.x - both), fade_of(own - both));
-    });
+    weigh<kHeads>(
+        s.scores, most, sum,
+        [&](float own) {
+          if (!kWalks || turn == 0) return;
+          const float both = max_of(before.x, own);
+          scales = make_float2(fade_of(before.x - both), fade_of(own - both));
+        },
+        [&](int of, int token, auto bits) {
+          *reinterpret_cast<decltype(bits)*>(s.weights + of * kWeightBytes + token * 2) = bits;
+        });
     if (thread % T::kParts == 0) {
       if constexpr (kWalks) {
         s.scales[head] = scales;
