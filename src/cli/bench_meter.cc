@@ -89,9 +89,9 @@ void OperatorMeter::meter(const std::string& label, const OperatorCount& work, c
   microseconds_[label] += std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
 
-void OperatorMeter::embed(const ops::Matrix& table, const int32_t* ids, int64_t rows, int64_t streams, float* out) {
-  meter("embed", {1, 2 * rows * table.columns, rows * streams * table.columns * kFloat, 0},
-        [&] { inner_.embed(table, ids, rows, streams, out); });
+void OperatorMeter::embed(const ops::Matrix& table, const ops::StepIds& ids, int64_t streams, float* out) {
+  meter("embed", {1, 2 * ids.count * table.columns, ids.count * streams * table.columns * kFloat, 0},
+        [&] { inner_.embed(table, ids, streams, out); });
 }
 void OperatorMeter::rms_norm(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t rows,
                              int64_t width, float* y, int64_t y_stride) {

@@ -40,7 +40,7 @@ class OperatorMeter final : public ops::Ops {
   void release(void* data) override { inner_.release(data); }
   void copy_in(void* to, const void* from, size_t bytes) override { inner_.copy_in(to, from, bytes); }
   void copy_out(void* to, const void* from, size_t bytes) override { inner_.copy_out(to, from, bytes); }
-  void embed(const ops::Matrix& table, const int32_t* ids, int64_t rows, int64_t streams, float* out) override;
+  void embed(const ops::Matrix& table, const ops::StepIds& ids, int64_t streams, float* out) override;
   void rms_norm(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t rows, int64_t width,
                 float* y, int64_t y_stride) override;
   void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, int64_t rows, int64_t width,

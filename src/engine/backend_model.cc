@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <numeric>
 
 #include "base/error.h"
 
@@ -17,7 +18,7 @@ size_t floats(int64_t count) { return static_cast<size_t>(count) * sizeof(float)
 // which every one has its own tags.
 constexpr uint64_t kTags = 16;
 std::atomic<uint64_t> next_tags{1};
-enum Tag : uint64_t { kForward, kLogits, kGreedy, kNextN, kNextNShared, kChainGreedy };
+enum Tag : uint64_t { kForward, kLogits, kGreedy, kNextN, kFirstDraft, kDraft };
 
 }  // namespace
 
@@ -67,13 +68,13 @@ std::span<const float> BackendModel::logits(std::span<const int32_t> rows) {
   return host_logits_;
 }
 
-std::span<const int32_t> BackendModel::greedy_of(uint64_t tag, const float* hidden, std::span<const int32_t> rows) {
+std::span<const int32_t> BackendModel::greedy(std::span<const int32_t> rows) {
   host_ids_.resize(rows.size());
   for (int64_t first = 0; first < std::ssize(rows); first += kHeadRows) {
     const auto own = rows.subspan(static_cast<size_t>(first))
                          .first(static_cast<size_t>(std::min(kHeadRows, std::ssize(rows) - first)));
-    ops_.step(tags_ + tag, {}, own, [&] {
-      gather(hidden, own, model_.config.hidden, buffers_.gathered.floats());
+    ops_.step(tags_ + kGreedy, {}, own, [&] {
+      gather(buffers_.pass.hidden, own, model_.config.hidden, buffers_.gathered.floats());
       model::head(ops_, model_, buffers_.gathered.floats(), std::ssize(own), buffers_.logits.floats());
       ops_.argmax(buffers_.logits.floats(), std::ssize(own), model_.config.vocabulary, sizes_.vocabulary_limit,
                   buffers_.greedy_ids.ints());
@@ -81,10 +82,6 @@ std::span<const int32_t> BackendModel::greedy_of(uint64_t tag, const float* hidd
     ops_.copy_out(host_ids_.data() + first, buffers_.greedy_ids.ints(), own.size_bytes());
   }
   return host_ids_;
-}
-
-std::span<const int32_t> BackendModel::greedy(std::span<const int32_t> rows) {
-  return greedy_of(kGreedy, buffers_.pass.hidden, rows);
 }
 
 std::span<const int32_t> BackendModel::sample(std::span<const int32_t> rows, std::span<const ops::SampleRow> how,
@@ -106,56 +103,102 @@ std::span<const int32_t> BackendModel::sample(std::span<const int32_t> rows, std
   return host_ids_;
 }
 
-void BackendModel::next_n_of(std::span<const ops::Span> spans, std::span<const int32_t> ids, bool keep_selection) {
-  ops_.step(tags_ + (keep_selection ? kNextNShared : kNextN), spans, ids, [&] {
-    model::next_n(ops_, model_, storage_.state(), spans, ids, buffers_.gathered.floats(), *buffers_.drafting,
-                  keep_selection);
+void BackendModel::next_n_of(std::span<const ops::Span> spans, std::span<const int32_t> ids) {
+  ops_.step(tags_ + kNextN, spans, ids, [&] {
+    model::next_n(ops_, model_, storage_.state(), spans, ids, buffers_.gathered.floats(), *buffers_.drafting);
   });
 }
 
 void BackendModel::next_n(std::span<const ops::Span> spans, std::span<const int32_t> next_ids,
                           std::span<const int32_t> hidden_rows) {
   gather(buffers_.pass.hidden, hidden_rows, model_.config.hidden, buffers_.gathered.floats());
-  next_n_of(spans, next_ids, false);
+  next_n_of(spans, next_ids);
 }
 
 void BackendModel::next_n_resumed(const ops::Span& span, int32_t next_id) {
   gather(buffers_.resumed_hidden.floats(), {&span.sequence, 1}, model_.config.hidden, buffers_.gathered.floats());
-  next_n_of({&span, 1}, {&next_id, 1}, false);
+  next_n_of({&span, 1}, {&next_id, 1});
 }
 
-void BackendModel::keep_selection(std::span<const int32_t> rows) {
-  const ops::Selection& selection = buffers_.drafting->sparse.selection;
-  // Numbers of 32 bits, moved as they are, by way of `gathered`.
-  const auto move = [&](int32_t* numbers, int64_t width) {
-    auto* floats = reinterpret_cast<float*>(numbers);
-    gather(floats, rows, width, buffers_.gathered.floats());
-    gather(buffers_.gathered.floats(), first_rows(std::ssize(rows)), width, floats);
+void BackendModel::move_to_front(void* numbers, std::span<const int32_t> rows, int64_t width) {
+  auto* as_floats = static_cast<float*>(numbers);
+  gather(as_floats, rows, width, buffers_.gathered.floats());
+  ops_.copy(as_floats, buffers_.gathered.floats(), floats(std::ssize(rows) * width));
+}
+
+void BackendModel::draft_greedily(int64_t rows) {
+  const model::Config& c = model_.config;
+  for (int64_t first = 0; first < rows; first += kHeadRows) {
+    const int64_t count = std::min(kHeadRows, rows - first);
+    model::head(ops_, model_, buffers_.drafting->output + first * c.hidden, count, buffers_.logits.floats());
+    ops_.argmax(buffers_.logits.floats(), count, c.vocabulary, sizes_.vocabulary_limit,
+                buffers_.draft_ids.ints() + first);
+  }
+}
+
+// The longest chains come first, so that those that go on are always the first rows. Positions do not depend on tokens:
+// everything is asked for before the host waits.
+std::span<const int32_t> BackendModel::draft(std::span<const DraftChain> chains) {
+  for (const DraftChain& chain : chains)
+    if (chain.drafts < 1 || chain.drafts >= ops::kWindowRows)
+      fail(ErrorKind::kUsage, "draft", "{} drafts; expected 1 to {}", chain.drafts, ops::kWindowRows - 1);
+  if (std::ssize(chains) > sizes_.slots)
+    fail(ErrorKind::kUsage, "draft", "{} chains; expected at most {}", chains.size(), sizes_.slots);
+  if (chains.empty()) return {};
+  const model::Config& c = model_.config;
+  const bool shared = c.index_share_for_drafts;
+  std::vector<size_t> order(chains.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return chains[a].drafts > chains[b].drafts; });
+  std::vector<size_t> begin;  // of each chain's ids in the result
+  size_t total = 0;
+  for (const DraftChain& chain : chains) {
+    begin.push_back(total);
+    total += static_cast<size_t>(chain.drafts);
+  }
+
+  model::Workspace& space = *buffers_.drafting;
+  int32_t* newest = buffers_.draft_ids.ints();
+  int32_t* all = newest + sizes_.slots;
+  std::vector<size_t> places;  // in the result, of the ids from `all` on
+  const auto keep = [&](size_t count, int draft) {
+    ops_.copy(all + places.size(), newest, count * sizeof(int32_t));
+    for (size_t i = 0; i < count; ++i) places.push_back(begin[order[i]] + static_cast<size_t>(draft));
   };
-  move(selection.pools, model::index_shape(model_.config).budget_pools());
-  move(selection.counts, 1);
-}
+  std::vector<int32_t> rows(order.size());
+  std::transform(order.begin(), order.end(), rows.begin(), [&](size_t i) { return chains[i].row; });
+  ops_.step(tags_ + kFirstDraft, {}, rows, [&] {
+    move_to_front(space.output, rows, c.hidden);
+    if (shared) {  // the pools chosen for those rows serve the whole chain
+      move_to_front(space.sparse.selection.pools, rows, model::index_shape(c).budget_pools());
+      move_to_front(space.sparse.selection.counts, rows, 1);
+    }
+    draft_greedily(std::ssize(rows));
+  });
+  keep(rows.size(), 0);
+  std::vector<ops::Span> spans;
+  for (int draft = 1; draft < chains[order.front()].drafts; ++draft) {
+    spans.clear();
+    for (const size_t i : order) {
+      if (chains[i].drafts <= draft) break;
+      ops::Span span = chains[i].span;
+      span.first_row = std::ssize(spans);
+      span.position += draft - 1;
+      spans.push_back(span);
+    }
+    const ops::StepIds ids = ops::StepIds::on_backend(newest, std::ssize(spans));
+    ops_.step(tags_ + kDraft, spans, ids, [&] {
+      model::next_n(ops_, model_, storage_.state(), spans, ids, space.output, space, shared);
+      draft_greedily(ids.count);
+    });
+    keep(spans.size(), draft);
+  }
 
-std::span<const int32_t> BackendModel::begin_chain(std::span<const int32_t> rows) {
-  gather(buffers_.drafting->output, rows, model_.config.hidden, buffers_.chain.floats());
-  if (model_.config.index_share_for_drafts) keep_selection(rows);
-  return greedy_of(kChainGreedy, buffers_.chain.floats(), first_rows(std::ssize(rows)));
-}
-
-std::span<const int32_t> BackendModel::extend_chain(std::span<const int32_t> keep, std::span<const ops::Span> spans,
-                                                    std::span<const int32_t> ids) {
-  const bool shared = model_.config.index_share_for_drafts;
-  if (shared) keep_selection(keep);
-  gather(buffers_.chain.floats(), keep, model_.config.hidden, buffers_.gathered.floats());
-  next_n_of(spans, ids, shared);
-  const std::span<const int32_t> rows = first_rows(std::ssize(keep));
-  gather(buffers_.drafting->output, rows, model_.config.hidden, buffers_.chain.floats());
-  return greedy_of(kChainGreedy, buffers_.chain.floats(), rows);
-}
-
-std::span<const int32_t> BackendModel::first_rows(int64_t count) {
-  while (std::ssize(row_numbers_) < count) row_numbers_.push_back(static_cast<int32_t>(row_numbers_.size()));
-  return std::span(row_numbers_).first(static_cast<size_t>(count));
+  host_ids_.resize(total);
+  ops_.copy_out(host_ids_.data(), all, total * sizeof(int32_t));
+  draft_ids_.resize(total);
+  for (size_t i = 0; i < total; ++i) draft_ids_[places[i]] = host_ids_[i];
+  return draft_ids_;
 }
 
 template <typename Visit>

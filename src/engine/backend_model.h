@@ -32,9 +32,7 @@ class BackendModel final : public StepModel {
   void next_n(std::span<const ops::Span> spans, std::span<const int32_t> next_ids,
               std::span<const int32_t> hidden_rows) override;
   void next_n_resumed(const ops::Span& span, int32_t next_id) override;
-  std::span<const int32_t> begin_chain(std::span<const int32_t> rows) override;
-  std::span<const int32_t> extend_chain(std::span<const int32_t> keep, std::span<const ops::Span> spans,
-                                        std::span<const int32_t> ids) override;
+  std::span<const int32_t> draft(std::span<const DraftChain> chains) override;
   std::shared_ptr<const state::Snapshot> save(const ops::Span& advance, int32_t hidden_row) override;
   void restore(const state::Snapshot& snapshot, int32_t slot, int64_t position) override;
 
@@ -44,15 +42,14 @@ class BackendModel final : public StepModel {
  private:
   // Copies rows of `width` floats; both are backend memory.
   void gather(const float* from, std::span<const int32_t> rows, int64_t width, float* to);
-  // The pools chosen for those rows serve the whole chain where the config shares them: they follow the rows.
-  void keep_selection(std::span<const int32_t> rows);
   // Leaves the logits of the next rows, at most kHeadRows, in the buffers.
   void head_of(std::span<const int32_t> rows);
-  // Greedy ids of those rows of `hidden`, which is always the same for a tag.
-  std::span<const int32_t> greedy_of(uint64_t tag, const float* hidden, std::span<const int32_t> rows);
   // The next-n layer on the hidden vectors gathered last.
-  void next_n_of(std::span<const ops::Span> spans, std::span<const int32_t> ids, bool keep_selection);
-  std::span<const int32_t> first_rows(int64_t count);  // 0, 1, ...
+  void next_n_of(std::span<const ops::Span> spans, std::span<const int32_t> ids);
+  // Moves those rows of `numbers`, which are of 32 bits, to the front by way of `gathered`.
+  void move_to_front(void* numbers, std::span<const int32_t> rows, int64_t width);
+  // The last next-n outputs' greedy ids, to the first of draft_ids.
+  void draft_greedily(int64_t rows);
   // Visits every array of a slot that a snapshot holds: visit(pointer, floats).
   template <typename Visit>
   void visit_slot(int32_t slot, int64_t position, const Visit& visit);
@@ -64,7 +61,7 @@ class BackendModel final : public StepModel {
   state::Storage storage_;
   model::StepBuffers buffers_;
   std::vector<float> host_logits_;
-  std::vector<int32_t> host_ids_, row_numbers_;
+  std::vector<int32_t> host_ids_, draft_ids_;
   std::vector<ops::LogitAdjustment> own_adjustments_;
 };
 

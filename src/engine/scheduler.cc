@@ -587,46 +587,27 @@ void Scheduler::take_snapshots() {
 }
 
 void Scheduler::draft() {
-  std::vector<Run*> chain;
-  std::vector<int32_t> rows;
-  std::vector<int> depths;
+  std::vector<Run*> runs;
+  std::vector<DraftChain> chains;
   for (Run* run : step_runs_) {
     run->next_drafts.clear();
     if (run->finished || run->next_n_row < 0 || !run->next_n_complete || options_.draft_source) continue;
     if (run->known() - run->sequence->length() != 1) continue;
     const int depth = policy_.depth(run->history);
     if (depth == 0 || !reserve(*run, run->known() + 1 + depth, false)) continue;
-    chain.push_back(run);
-    rows.push_back(run->next_n_row);
-    depths.push_back(depth);
+    DraftChain chain{run->next_n_row, depth, run->span};
+    chain.span.rows = chain.span.certain = 1;
+    chain.span.position = run->sequence->length();
+    chain.span.pages = run->sequence->pages().data();
+    chains.push_back(chain);
+    runs.push_back(run);
   }
-  if (chain.empty()) return;
-  std::span<const int32_t> ids = model_.begin_chain(rows);
-  for (size_t i = 0; i < chain.size(); ++i) chain[i]->next_drafts.push_back(ids[i]);
-  for (int step = 1;; ++step) {
-    std::vector<Run*> still;
-    std::vector<int> still_depths;
-    std::vector<int32_t> keep, next_ids;
-    std::vector<ops::Span> spans;
-    for (size_t i = 0; i < chain.size(); ++i) {
-      if (depths[i] <= step) continue;
-      Run* run = chain[i];
-      ops::Span span = run->span;
-      span.first_row = std::ssize(spans);
-      span.rows = span.certain = 1;
-      span.position = run->sequence->length() - 1 + step;
-      span.pages = run->sequence->pages().data();
-      spans.push_back(span);
-      next_ids.push_back(run->next_drafts.back());
-      keep.push_back(static_cast<int32_t>(i));
-      still.push_back(run);
-      still_depths.push_back(depths[i]);
-    }
-    if (still.empty()) return;
-    ids = model_.extend_chain(keep, spans, next_ids);
-    for (size_t i = 0; i < still.size(); ++i) still[i]->next_drafts.push_back(ids[i]);
-    chain = std::move(still);
-    depths = std::move(still_depths);
+  if (chains.empty()) return;
+  std::span<const int32_t> ids = model_.draft(chains);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const auto own = ids.first(static_cast<size_t>(chains[i].drafts));
+    runs[i]->next_drafts.assign(own.begin(), own.end());
+    ids = ids.subspan(own.size());
   }
 }
 

@@ -22,6 +22,13 @@ struct StepModelSizes {
   bool has_next_n = false;
 };
 
+// Drafts of one sequence behind a row of the last next_n.
+struct DraftChain {
+  int32_t row = 0;
+  int drafts = 1;  // 1 to kWindowRows - 1
+  ops::Span span;  // one row, at the position behind that row's; first_row says nothing
+};
+
 class StepModel {
  public:
   virtual ~StepModel() = default;
@@ -44,11 +51,9 @@ class StepModel {
                       std::span<const int32_t> hidden_rows) = 0;
   // The same for the one row before a sequence's resumption, whose hidden vector came with the snapshot.
   virtual void next_n_resumed(const ops::Span& span, int32_t next_id) = 0;
-  // Drafts follow rows of the last next_n: their outputs become the chain, whose greedy ids are returned ...
-  virtual std::span<const int32_t> begin_chain(std::span<const int32_t> rows) = 0;
-  // ... and one more step: row i of the chain (those of `keep`, which shrinks it) reads ids[i] at spans[i].
-  virtual std::span<const int32_t> extend_chain(std::span<const int32_t> keep, std::span<const ops::Span> spans,
-                                                std::span<const int32_t> ids) = 0;
+  // Greedy drafts, the ids of one chain behind those of the other: a chain's first is what the layer says at its row,
+  // each other what it says of the one before, a position further. The rows of the last next_n are used up.
+  virtual std::span<const int32_t> draft(std::span<const DraftChain> chains) = 0;
 
   // The state of a slot at `position` (a multiple of kPageTokens that `advance` reaches, a span of no rows). The hidden
   // vector of the token before it is row `hidden_row` of the last forward.

@@ -80,12 +80,12 @@ void moe(const Pass& pass, const Moe& w) {
               model.sum_parts, space.output);
 }
 
-void check_step(const Model& model, std::span<const ops::Span> spans, std::span<const int32_t> ids,
+void check_step(const Model& model, std::span<const ops::Span> spans, const ops::StepIds& ids,
                 const Workspace& workspace) {
-  const auto rows = static_cast<int64_t>(ids.size());
+  const int64_t rows = ids.count;
   if (rows == 0 || rows > workspace.rows())
     fail(ErrorKind::kUsage, "forward", "{} rows; expected 1 to {}", rows, workspace.rows());
-  for (const int32_t id : ids)
+  for (const int32_t id : std::span(ids.data, ids.is_on_backend ? 0 : static_cast<size_t>(rows)))
     if (id < 0 || id >= model.config.vocabulary)
       fail(ErrorKind::kUsage, "forward", "token id {}; expected 0 to {}", id, model.config.vocabulary - 1);
   int64_t next = 0;
@@ -102,7 +102,7 @@ void check_step(const Model& model, std::span<const ops::Span> spans, std::span<
 }
 
 void embed_tokens(ops::Ops& ops, const Model& model, std::span<const int32_t> ids, Workspace& space) {
-  ops.embed(model.weights.embedding, ids.data(), static_cast<int64_t>(ids.size()), model.config.streams, space.streams);
+  ops.embed(model.weights.embedding, ids, model.config.streams, space.streams);
 }
 
 void run_layer(ops::Ops& ops, const Model& model, const State& state, std::span<const ops::Span> spans, int64_t rows,

@@ -26,8 +26,9 @@ void sparse_attention(const Pass& pass, const SparseAttention& weights, const op
                       ops::IndexShape index, bool keep_selection);
 void moe(const Pass& pass, const Moe& weights);
 
-// Throws Error(kUsage) unless the spans cover the ids' rows in order and all is in range.
-void check_step(const Model& model, std::span<const ops::Span> spans, std::span<const int32_t> ids,
+// Throws Error(kUsage) unless the spans cover the ids' rows in order and all is in range, but for ids that the host
+// does not know.
+void check_step(const Model& model, std::span<const ops::Span> spans, const ops::StepIds& ids,
                 const Workspace& workspace);
 
 }  // namespace verbatim::model

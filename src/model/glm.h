@@ -221,10 +221,11 @@ void head(ops::Ops& ops, const Model& model, const float* hidden, int64_t rows, 
 
 // The next-n layer (MODEL.md section 6) on rows at target positions spans[i].position: `next_ids` are the tokens that
 // follow them, `hidden` [T, D] the final-normed vectors. Leaves its output [T, D] in workspace.output, which head()
-// reads and the next draft step takes as `hidden`. A new selection of pools is made unless `keep_selection`, which
-// reuses the one in the workspace for rows in the same order (draft steps of index_share_for_mtp_iteration). What it
-// caches for position p lies where token p + 1 does (IndexShape::storage_shift), so the pages must reach that far.
+// reads and the next draft step takes as `hidden`, which may be that memory. A new selection of pools is made unless
+// `keep_selection`, which reuses the one in the workspace for rows in the same order (draft steps of
+// index_share_for_mtp_iteration). What it caches for position p lies where token p + 1 does
+// (IndexShape::storage_shift), so the pages must reach that far.
 void next_n(ops::Ops& ops, const Model& model, const State& state, std::span<const ops::Span> spans,
-            std::span<const int32_t> next_ids, const float* hidden, Workspace& workspace, bool keep_selection = false);
+            const ops::StepIds& next_ids, const float* hidden, Workspace& workspace, bool keep_selection = false);
 
 }  // namespace verbatim::model

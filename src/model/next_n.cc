@@ -7,17 +7,17 @@
 namespace verbatim::model {
 
 void next_n(ops::Ops& ops, const Model& model, const State& state, std::span<const ops::Span> spans,
-            std::span<const int32_t> next_ids, const float* hidden, Workspace& space, bool keep_selection) {
+            const ops::StepIds& next_ids, const float* hidden, Workspace& space, bool keep_selection) {
   check_step(model, spans, next_ids, space);
   const Config& c = model.config;
   const NextN& w = *model.weights.next_n;
-  const auto rows = static_cast<int64_t>(next_ids.size());
+  const int64_t rows = next_ids.count;
   const int64_t D = c.hidden;
   const Pass pass{ops, model, spans, rows, space};
 
   // x = eh_proj [ rms_norm(e, enorm) ; rms_norm(h, hnorm) ], where e of the row at position 0 is zero.
   float* x = space.streams;
-  ops.embed(model.weights.embedding, next_ids.data(), rows, 1, x);
+  ops.embed(model.weights.embedding, next_ids, 1, x);
   ops.rms_norm(x, D, w.embedding_norm, c.norm_epsilon, rows, D, space.joined, 2 * D);
   for (const ops::Span& span : spans)
     if (span.position == 0) ops.clear(space.joined + span.first_row * 2 * D, D);

@@ -22,10 +22,10 @@ class StepBuffers {
   Workspace pass;
   std::optional<Workspace> drafting;  // with a next-n layer
   ops::Buffer gathered;  // [rows, D]: hidden vectors that go to the head or the next-n layer; also pools on their way
-  ops::Buffer chain;     // [sequences, D]: outputs of the next-n layer that drafts continue from
   ops::Buffer resumed_hidden;  // [sequences, D]: of the token before a slot's resumption
   ops::Buffer logits;          // [kHeadRows, V]
   ops::Buffer greedy_ids;      // [kHeadRows]
+  ops::Buffer draft_ids;       // [1 + most drafts, sequences]: those made last, then all of a chain in order
 };
 
 }  // namespace verbatim::model

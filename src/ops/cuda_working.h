@@ -22,7 +22,8 @@ class CudaWorking final : public Ops {
   Matrix upload(const Matrix& stored, const WeightUse& use) override;
   void gather(const float*, const int32_t*, int64_t, int64_t, float*) override {}
 
-  void embed(const Matrix&, const int32_t*, int64_t, int64_t, float*) override {}
+  void copy(void*, const void*, size_t) override {}
+  void embed(const Matrix&, const StepIds&, int64_t, float*) override {}
   void rms_norm(const float*, int64_t, const float*, float, int64_t, int64_t, float*, int64_t) override {}
   void layer_norm(const float*, const float*, const float*, float, int64_t, int64_t, float*) override {}
   void add(const float*, int64_t, float*) override {}

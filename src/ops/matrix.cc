@@ -41,6 +41,12 @@ void Ops::gather(const float* from, const int32_t* rows, int64_t count, int64_t 
   copy_in(to, between.data(), between.size() * sizeof(float));
 }
 
+void Ops::copy(void* to, const void* from, size_t bytes) {
+  std::vector<std::byte> between(bytes);
+  copy_out(between.data(), from, bytes);
+  copy_in(to, between.data(), bytes);
+}
+
 Buffer::Buffer(Ops& ops, size_t bytes) : ops_(&ops), data_(ops.allocate(bytes)), bytes_(bytes) {}
 
 Buffer::~Buffer() {

@@ -2,9 +2,10 @@
 // Backends (cpu/, cuda/) implement this class; model/ calls it and knows nothing else of them. Operators know no model.
 //
 // Shapes are row-major; `rows` is the number of token rows in the step; pointers are to backend memory (`allocate`),
-// but ids of embed() and spans with their pages, which stand in host memory. Weights are those that upload() gave.
-// Sizes are checked by whoever binds weights (model/); operators take them as given. Operators throw Error(kCapacity)
-// when memory runs out and nothing else. Norms, swiglu and add may write over their input; products may not.
+// but spans with their pages, which stand in host memory, and StepIds, which say where theirs are. Weights are those
+// that upload() gave. Sizes are checked by whoever binds weights (model/); operators take them as given. Operators
+// throw Error(kCapacity) when memory runs out and nothing else. Norms, swiglu and add may write over their input;
+// products may not.
 //
 // ORDER OF SUMS. It depends on shapes alone, so neither threads, chunks, batch nor instruction set change a bit.
 //  dot     sum_k w[k] x[k]: k is cut in `parts` equal parts, a part in slices of 256 (the last shorter). In a slice,
@@ -44,6 +45,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "ops/sampling.h"
 
@@ -116,6 +118,22 @@ struct Span {
 inline int64_t state_position_after(const Span& span) {
   return (span.position + span.certain - 1) / kChunkRows * kChunkRows;
 }
+
+// Numbers of the rows of a step, one each: token ids, or the rows that gather() takes. They stand in host memory, or
+// where an operator before (argmax, sample) left them in backend memory: then the host need not know them.
+struct StepIds {
+  StepIds(std::span<const int32_t> host) : data(host.data()), count(std::ssize(host)) {}
+  StepIds(const std::vector<int32_t>& host) : StepIds(std::span(host)) {}
+  static StepIds on_backend(const int32_t* data, int64_t count) {
+    StepIds ids(std::span(data, static_cast<size_t>(count)));
+    ids.is_on_backend = true;
+    return ids;
+  }
+
+  const int32_t* data = nullptr;
+  int64_t count = 0;
+  bool is_on_backend = false;
+};
 
 struct HyperWeights {
   Matrix fn;                     // [(2 + S) * S, S * D]
@@ -237,11 +255,11 @@ class Ops {
   // Makes such a matrix where the backend computes, as if uploaded; nothing if it must be made on the host.
   virtual std::optional<Matrix> synthesise(const SyntheticMatrix& /*matrix*/, const WeightUse& /*use*/) { return {}; }
 
-  // Runs `body`, which calls operators with these spans and `ids` (host arrays that the operators are given as they are
-  // here: the rows' tokens, or the rows that gather() takes). A backend may keep what the body launched under `tag` and
-  // the shapes, and launch that again next time instead of calling it: so for equal tags and shapes the body must do
-  // the same, on the same memory, and read nothing back.
-  virtual void step(uint64_t /*tag*/, std::span<const Span> /*spans*/, std::span<const int32_t> /*ids*/,
+  // Runs `body`, which calls operators with these spans and `ids` (the operators are given the arrays as they are
+  // here). A backend may keep what the body launched under `tag` and the shapes, and launch that again next time
+  // instead of calling it: so for equal tags and shapes the body must do the same, on the same memory (that of ids on
+  // the backend too), and read nothing back.
+  virtual void step(uint64_t /*tag*/, std::span<const Span> /*spans*/, const StepIds& /*ids*/,
                     const std::function<void()>& body) {
     body();
   }
@@ -254,8 +272,11 @@ class Ops {
   // memory.
   virtual void gather(const float* from, const int32_t* rows, int64_t count, int64_t width, float* to);
 
+  // Copies between backend memory that does not overlap, in the order of the operators.
+  virtual void copy(void* to, const void* from, size_t bytes);
+
   // streams[r, s, :] = table[ids[r], :] for every s. Ids must be below table.rows.
-  virtual void embed(const Matrix& table, const int32_t* ids, int64_t rows, int64_t streams, float* out) = 0;
+  virtual void embed(const Matrix& table, const StepIds& ids, int64_t streams, float* out) = 0;
 
   // y[r, :] = weight * (x[r, :] * (1 / sqrt(dot16(x, x) / width + epsilon))); strides in floats.
   virtual void rms_norm(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t rows,

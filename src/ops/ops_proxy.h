@@ -15,8 +15,12 @@ class OpsProxy : public Ops {
   void release(void* data) override { inner_.release(data); }
   void copy_in(void* to, const void* from, size_t bytes) override { inner_.copy_in(to, from, bytes); }
   void copy_out(void* to, const void* from, size_t bytes) override { inner_.copy_out(to, from, bytes); }
-  void embed(const Matrix& table, const int32_t* ids, int64_t rows, int64_t streams, float* out) override {
-    inner_.embed(table, ids, rows, streams, out);
+  void copy(void* to, const void* from, size_t bytes) override { inner_.copy(to, from, bytes); }
+  void gather(const float* from, const int32_t* rows, int64_t count, int64_t width, float* to) override {
+    inner_.gather(from, rows, count, width, to);
+  }
+  void embed(const Matrix& table, const StepIds& ids, int64_t streams, float* out) override {
+    inner_.embed(table, ids, streams, out);
   }
   void rms_norm(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t rows, int64_t width,
                 float* y, int64_t y_stride) override {

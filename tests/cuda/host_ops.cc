@@ -99,8 +99,8 @@ Matrix HostOps::matrix(const Matrix& w, const WeightUse& use) {
   return found;
 }
 
-void HostOps::embed(const Matrix& table, const int32_t* ids, int64_t rows, int64_t streams, float* y) {
-  inner_.embed(matrix(table), ids, rows, streams, out(y, rows * streams * table.columns));
+void HostOps::embed(const Matrix& table, const StepIds& ids, int64_t streams, float* y) {
+  inner_.embed(matrix(table), ids, streams, out(y, ids.count * streams * table.columns));
   finish();
 }
 void HostOps::rms_norm(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t rows,

@@ -26,7 +26,7 @@ class HostOps final : public Ops {
   void copy_in(void* to, const void* from, size_t bytes) override;
   void copy_out(void* to, const void* from, size_t bytes) override;
 
-  void embed(const Matrix& table, const int32_t* ids, int64_t rows, int64_t streams, float* out) override;
+  void embed(const Matrix& table, const StepIds& ids, int64_t streams, float* out) override;
   void rms_norm(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t rows, int64_t width,
                 float* y, int64_t y_stride) override;
   void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, int64_t rows, int64_t width,

@@ -23,8 +23,7 @@ TEST(Layers, AsShippedNearTheCpu) {
     const Config& c = loaded.model.config;
     const std::vector<int32_t> ids = random_ids(130, 5);
     std::vector<float> streams(ids.size() * static_cast<size_t>(c.streams * c.hidden));
-    cpu.ops->embed(loaded.model.weights.embedding, ids.data(), static_cast<int64_t>(ids.size()), c.streams,
-                   streams.data());
+    cpu.ops->embed(loaded.model.weights.embedding, ids, c.streams, streams.data());
     double worst_streams = 0, worst_output = 0;
     Choices experts, pools;
     for (int64_t layer = 0; layer < c.layers; ++layer) {

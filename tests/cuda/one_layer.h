@@ -26,7 +26,7 @@ class OneLayer : public OpsProxy {
       : OpsProxy(inner), router_(&one.weights.layers.front().moe.router), streams_(streams), given_(given) {}
 
   int64_t cache_element_bytes() const override { return inner_.cache_element_bytes(); }
-  void embed(const Matrix&, const int32_t*, int64_t, int64_t, float* out) override {
+  void embed(const Matrix&, const ops::StepIds&, int64_t, float* out) override {
     std::copy(streams_.begin(), streams_.end(), out);
   }
   void matmul(const Matrix& w, const float* x, int64_t x_stride, int64_t rows, int parts, float* y,

@@ -102,7 +102,7 @@ TEST_F(WideRows, EmbeddingAndGathering) {
     few.push_back(ids[static_cast<size_t>(kMarked[i])]);
   }
   expect_same("embed", kWidth, [&](bool all, int64_t count, float* to) {
-    device_->embed(table, all ? ids.data() : few.data(), count, kStreams, to);
+    device_->embed(table, std::span<const int32_t>(all ? ids : few).first(static_cast<size_t>(count)), kStreams, to);
   });
   const Rows x = rows(kWidth, 4);
   std::vector<int32_t> same(kRows);

@@ -44,7 +44,13 @@ void run_steps(ops::Ops& ops, const Model& model, std::initializer_list<int64_t>
     std::vector<int32_t> all(ids.size());
     for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int32_t>(i);
     backend.next_n(spans, ids, all);
-    backend.begin_chain(last);
+    std::vector<engine::DraftChain> chains;
+    for (int64_t i = 0; i < count; ++i) {
+      chains.push_back({last[static_cast<size_t>(i)], 3, spans[static_cast<size_t>(i)]});
+      chains.back().span.position += each;
+      chains.back().span.rows = chains.back().span.certain = 1;
+    }
+    backend.draft(chains);
   };
   for (const int64_t each : rows) step(1, each, each);
   step(kSequences, 1, 1);

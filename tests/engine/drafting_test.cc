@@ -1,7 +1,10 @@
 // Drafting with real next-n layers: one that is right by construction, one that is useless, stored and packed experts.
 #include <gtest/gtest.h>
 
+#include "base/error.h"
 #include "base/formats.h"
+#include "ops/ops_proxy.h"
+#include "tests/engine/draft_chains.h"
 #include "tests/engine/mixes.h"
 
 namespace verbatim::engine {
@@ -76,6 +79,65 @@ TEST(Drafting, ALayerThatKnowsTheFutureIsAlwaysAccepted) {
     std::printf("at most %d drafts: %.2f tokens a step\n", drafts, per_step);
     EXPECT_GT(per_step, 0.6 * (1 + drafts));
   }
+}
+
+// Counts the times that the host waits for numbers from the backend.
+class ReadCounter final : public ops::OpsProxy {
+ public:
+  using OpsProxy::OpsProxy;
+  void copy_out(void* to, const void* from, size_t bytes) override {
+    ++reads;
+    inner_.copy_out(to, from, bytes);
+  }
+  int64_t reads = 0;
+};
+
+// A step reads the ids behind the head and the drafts for the next one, however many those are.
+TEST(Drafting, AStepReadsIdsTwice) {
+  const Prophet prophet;
+  for (const int drafts : {0, 1, 3, 7}) {
+    model::Cpu cpu;
+    ReadCounter counter(*cpu.ops);
+    BackendModel backend(counter, prophet.model(), {.max_rows = 128, .slots = 3, .pages = 20});
+    double now_s = 0;  // every step costs the same: the deepest drafts pay
+    Scheduler scheduler(backend, {.drafts = drafts, .draft_from_text = false, .clock_s = [&] { return now_s += 1; }});
+    for (uint64_t i = 0; i < 3; ++i) {
+      Request request;
+      request.prompt = model::random_ids(10 + static_cast<int64_t>(i), i + 1);
+      request.max_tokens = 150 + 50 * static_cast<int64_t>(i);  // they end, and so leave the chains, one by one
+      scheduler.submit(request, {});
+    }
+    int64_t most_drafted = 0, drafted = 0;
+    while (!scheduler.idle()) {
+      counter.reads = 0;
+      scheduler.step();
+      EXPECT_LE(counter.reads, drafts == 0 ? 1 : 2) << drafts << " drafts";
+      most_drafted = std::max(most_drafted, scheduler.stats().drafted_tokens - drafted);
+      drafted = scheduler.stats().drafted_tokens;
+    }
+    EXPECT_GE(most_drafted, 2 * drafts);  // of three sequences together: they are made
+  }
+}
+
+TEST(Drafting, AChainIsTheLayersStepsOneByOne) {
+  model::Loaded loaded(model::tiny("tiny-nvfp4"));
+  const model::Cpu cpu;
+  for (const bool shared : {false, true}) {
+    loaded.model.config.index_share_for_drafts = shared;
+    check_draft_chains(*cpu.ops, loaded.model);
+  }
+}
+
+TEST(Drafting, RefusesChainsThatNoWindowHolds) {
+  const model::Loaded loaded(model::tiny("tiny-bf16"));
+  const model::Cpu cpu;
+  BackendModel backend(*cpu.ops, loaded.model, {.max_rows = 8, .slots = 1, .pages = 1});
+  for (const int drafts : {0, static_cast<int>(ops::kWindowRows)}) {
+    const DraftChain chain{0, drafts, {}};
+    EXPECT_THROW(backend.draft({&chain, 1}), Error) << drafts;
+  }
+  EXPECT_THROW(backend.draft(std::vector<DraftChain>(2)), Error);  // of one slot
+  EXPECT_TRUE(backend.draft({}).empty());
 }
 
 // Random weights: the next-n layer guesses nothing. Drafting goes off, and the model is run as often as without it.

@@ -364,11 +364,7 @@ TEST(Engine, AFailingModelEndsEveryRequest) {
       inner.next_n(s, i, h);
     }
     void next_n_resumed(const ops::Span&, int32_t) override {}
-    std::span<const int32_t> begin_chain(std::span<const int32_t> rows) override { return inner.begin_chain(rows); }
-    std::span<const int32_t> extend_chain(std::span<const int32_t> k, std::span<const ops::Span> s,
-                                          std::span<const int32_t> i) override {
-      return inner.extend_chain(k, s, i);
-    }
+    std::span<const int32_t> draft(std::span<const DraftChain> chains) override { return inner.draft(chains); }
     std::shared_ptr<const state::Snapshot> save(const ops::Span& a, int32_t h) override { return inner.save(a, h); }
     void restore(const state::Snapshot& s, int32_t slot, int64_t p) override { inner.restore(s, slot, p); }
     StubModel& inner;

@@ -2,6 +2,7 @@
 // with it as often as asked. What a sequence holds is recorded, so that a wrong span, page or restore is noticed.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <stdexcept>
 #include <thread>
@@ -86,18 +87,20 @@ class StubModel : public StepModel {
       }
   }
   void next_n_resumed(const ops::Span&, int32_t) override {}
-  std::span<const int32_t> begin_chain(std::span<const int32_t> rows) override {
-    chain_.clear();
-    for (const int32_t row : rows) chain_.push_back(drafted_[static_cast<size_t>(row)]);
-    return chain_;
-  }
-  std::span<const int32_t> extend_chain(std::span<const int32_t>, std::span<const ops::Span> spans,
-                                        std::span<const int32_t> ids) override {
-    wait(options_.draft_s);
-    chain_.clear();
-    for (size_t i = 0; i < ids.size(); ++i)
-      chain_.push_back(draft_after(spans[i].sequence, ids[i], spans[i].position + 1));
-    return chain_;
+  std::span<const int32_t> draft(std::span<const DraftChain> chains) override {
+    drafts_.clear();
+    int steps = 0;
+    for (const DraftChain& chain : chains) {
+      int32_t last = drafted_[static_cast<size_t>(chain.row)];
+      drafts_.push_back(last);
+      for (int step = 1; step < chain.drafts; ++step) {
+        last = draft_after(chain.span.sequence, last, chain.span.position + step);
+        drafts_.push_back(last);
+      }
+      steps = std::max(steps, chain.drafts - 1);
+    }
+    for (int step = 0; step < steps; ++step) wait(options_.draft_s);
+    return drafts_;
   }
   std::shared_ptr<const state::Snapshot> save(const ops::Span& advance, int32_t) override {
     auto snapshot = std::make_shared<state::Snapshot>();
@@ -128,7 +131,7 @@ class StubModel : public StepModel {
   StubOptions options_;
   StepModelSizes sizes_;
   std::vector<int64_t> slots_;
-  std::vector<int32_t> answers_, drafted_, greedy_, chain_;
+  std::vector<int32_t> answers_, drafted_, greedy_, drafts_;
   std::vector<float> logits_;
 };
 

@@ -19,7 +19,14 @@ TEST(Embed, CopiesARowToEveryStream) {
     const std::vector<int32_t> ids = {3, 0, 19, 3};
     const Floats out = backends.run("embed", [&](Ops& ops) {
       Floats streams(4 * 3 * 96);
-      ops.embed(table.matrix, ids.data(), 4, 3, streams.data());
+      ops.embed(table.matrix, ids, 3, streams.data());
+      // The same for ids that an operator could have left.
+      const Buffer there(ops, 8 * sizeof(int32_t));
+      ops.copy_in(there.ints(), ids.data(), 4 * sizeof(int32_t));
+      ops.copy(there.ints() + 4, there.ints(), 4 * sizeof(int32_t));
+      Floats again(streams.size());
+      ops.embed(table.matrix, StepIds::on_backend(there.ints() + 4, 4), 3, again.data());
+      EXPECT_EQ(again, streams);
       return streams;
     });
     for (size_t i = 0; i < out.size(); ++i) {

@@ -104,11 +104,7 @@ class ToldModel final : public engine::StepModel {
   }
   void next_n(std::span<const ops::Span>, std::span<const int32_t>, std::span<const int32_t>) override { refuse(); }
   void next_n_resumed(const ops::Span&, int32_t) override { refuse(); }
-  std::span<const int32_t> begin_chain(std::span<const int32_t>) override { refuse(); }
-  std::span<const int32_t> extend_chain(std::span<const int32_t>, std::span<const ops::Span>,
-                                        std::span<const int32_t>) override {
-    refuse();
-  }
+  std::span<const int32_t> draft(std::span<const engine::DraftChain>) override { refuse(); }
   std::shared_ptr<const state::Snapshot> save(const ops::Span&, int32_t) override { refuse(); }
   void restore(const state::Snapshot&, int32_t, int64_t) override { refuse(); }
 

@@ -47,6 +47,8 @@ void CpuOps::copy_out(void* to, const void* from, size_t bytes) {
   if (bytes > 0) std::memmove(to, from, bytes);
 }
 
+void CpuOps::copy(void* to, const void* from, size_t bytes) { copy_out(to, from, bytes); }
+
 }  // namespace cpu
 
 bool cpu_isa_available(CpuIsa isa) {

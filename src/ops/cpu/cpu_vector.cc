@@ -70,11 +70,11 @@ void hyper_maps(const VectorKernels& kernels, const HyperShape& shape, const Hyp
 
 }  // namespace
 
-void CpuOps::embed(const Matrix& table, const int32_t* ids, int64_t rows, int64_t streams, float* out) {
-  pool_.for_each(rows, row_grain(streams * table.columns), [&](int64_t begin, int64_t end) {
+void CpuOps::embed(const Matrix& table, const StepIds& ids, int64_t streams, float* out) {
+  pool_.for_each(ids.count, row_grain(streams * table.columns), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       float* first = out + r * streams * table.columns;
-      unpack_row(*kernels_.matmul, table, ids[r], first);
+      unpack_row(*kernels_.matmul, table, ids.data[r], first);
       for (int64_t s = 1; s < streams; ++s) std::copy_n(first, table.columns, first + s * table.columns);
     }
   });

@@ -111,6 +111,11 @@ void CudaOps::copy_out(void* to, const void* from, size_t bytes) {
   stream_.synchronise();
 }
 
+void CudaOps::copy(void* to, const void* from, size_t bytes) {
+  finish_leave();
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_.get()), "cudaMemcpyAsync on the device");
+}
+
 namespace {
 
 constexpr int64_t kPackedChunkBytes = int64_t{64} << 20;
@@ -272,13 +277,14 @@ std::optional<Matrix> CudaOps::synthesise(const SyntheticMatrix& wanted, const W
 
 void CudaOps::gather(const float* from, const int32_t* rows, int64_t count, int64_t width, float* to) {
   finish_leave();
-  check(cuda::gather(stream_.get(), from, device_ids(rows, count), count, width, to), "gather");
+  const int32_t* there = device_ids(std::span(rows, static_cast<size_t>(count)));
+  check(cuda::gather(stream_.get(), from, there, count, width, to), "gather");
 }
 
 // ---- rows -----------------------------------------------------------------------------------------------------------
-void CudaOps::embed(const Matrix& table, const int32_t* ids, int64_t rows, int64_t streams, float* out) {
+void CudaOps::embed(const Matrix& table, const StepIds& ids, int64_t streams, float* out) {
   finish_leave();
-  check(cuda::embed(stream_.get(), weights_of(table), device_ids(ids, rows), rows, streams, out), "embed");
+  check(cuda::embed(stream_.get(), weights_of(table), device_ids(ids), ids.count, streams, out), "embed");
 }
 
 void CudaOps::rms_norm(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t rows,

@@ -34,6 +34,7 @@ class CudaOps final : public Ops {
   void release(void* data) override;
   void copy_in(void* to, const void* from, size_t bytes) override;
   void copy_out(void* to, const void* from, size_t bytes) override;
+  void copy(void* to, const void* from, size_t bytes) override;
   using Ops::upload;
   Matrix upload(const Matrix& stored, const WeightUse& use) override;
   const float* upload(const float* values, int64_t count) override;
@@ -41,8 +42,7 @@ class CudaOps final : public Ops {
   void gather(const float* from, const int32_t* rows, int64_t count, int64_t width, float* to) override;
 
   // cuda_step.cc
-  void step(uint64_t tag, std::span<const Span> spans, std::span<const int32_t> ids,
-            const std::function<void()>& body) override;
+  void step(uint64_t tag, std::span<const Span> spans, const StepIds& ids, const std::function<void()>& body) override;
   int64_t launches() const override { return launches_; }
   void synchronise() override {
     finish_leave();
@@ -53,7 +53,7 @@ class CudaOps final : public Ops {
   double read_bandwidth();  // bytes a second of a plain read kernel over 4 GiB
 
   // cuda_ops.cc
-  void embed(const Matrix& table, const int32_t* ids, int64_t rows, int64_t streams, float* out) override;
+  void embed(const Matrix& table, const StepIds& ids, int64_t streams, float* out) override;
   void rms_norm(const float* x, int64_t x_stride, const float* weight, float epsilon, int64_t rows, int64_t width,
                 float* y, int64_t y_stride) override;
   void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, int64_t rows, int64_t width,
@@ -115,8 +115,8 @@ class CudaOps final : public Ops {
   Matrix take_packed(WeightForm form, int64_t rows, int64_t columns);
   Matrix upload_packed(const Matrix& stored);
   void pack_rows(const Weights& plain, int64_t first, const Matrix& packed);
-  // Ids on the device: those of the step, or a copy.
-  const int32_t* device_ids(const int32_t* ids, int64_t count);
+  // Ids on the device: where they lie, those of the step, or a copy.
+  const int32_t* device_ids(const StepIds& ids);
   int64_t generation() const {
     return scratch_.generation() + spans_.generation() + ids_.generation() + tables_made_ + released_;
   }
@@ -150,7 +150,7 @@ class CudaOps final : public Ops {
   };
   Leave leave_;
   Mirror ids_;
-  std::span<const int32_t> step_ids_;
+  std::span<const int32_t> step_ids_;  // on the host
   const int32_t* step_ids_on_device_ = nullptr;
   std::map<std::vector<int64_t>, Recording> recordings_;
   bool recording_ = false;

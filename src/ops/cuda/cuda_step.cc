@@ -18,8 +18,8 @@ constexpr int64_t kMostRecordedRows = 512;
 constexpr size_t kMostRecordings = 256;
 
 // All that the launches of a body may depend on besides what it reads on the device.
-std::vector<int64_t> key_of(uint64_t tag, std::span<const Span> spans, int64_t rows) {
-  std::vector<int64_t> key = {static_cast<int64_t>(tag), rows, static_cast<int64_t>(spans.size())};
+std::vector<int64_t> key_of(uint64_t tag, std::span<const Span> spans, const StepIds& ids) {
+  std::vector<int64_t> key = {static_cast<int64_t>(tag), ids.count, static_cast<int64_t>(spans.size())};
   int64_t longest = 0, last = 0, windows = 0;
   for (const Span& span : spans) {
     longest = std::max(longest, span.rows);
@@ -35,23 +35,24 @@ std::vector<int64_t> key_of(uint64_t tag, std::span<const Span> spans, int64_t r
   key.push_back(longest);
   key.push_back(windows);
   key.push_back(position_bound(last));
+  // Read where they lie.
+  key.push_back(ids.is_on_backend ? reinterpret_cast<int64_t>(ids.data) : 0);
   return key;
 }
 
 }  // namespace
 
-const int32_t* CudaOps::device_ids(const int32_t* ids, int64_t count) {
-  if (step_ids_on_device_ != nullptr && ids == step_ids_.data() && count <= std::ssize(step_ids_))
+const int32_t* CudaOps::device_ids(const StepIds& ids) {
+  if (ids.is_on_backend) return ids.data;
+  if (step_ids_on_device_ != nullptr && ids.data == step_ids_.data() && ids.count <= std::ssize(step_ids_))
     return step_ids_on_device_;
   if (recording_) fail(ErrorKind::kUsage, "step", "an operator was given ids that are not the step's");
-  return static_cast<const int32_t*>(arguments_.put(ids, static_cast<size_t>(count) * sizeof(int32_t)));
+  return static_cast<const int32_t*>(arguments_.put(ids.data, static_cast<size_t>(ids.count) * sizeof(int32_t)));
 }
 
-void CudaOps::step(uint64_t tag, std::span<const Span> spans, std::span<const int32_t> ids,
-                   const std::function<void()>& body) {
+void CudaOps::step(uint64_t tag, std::span<const Span> spans, const StepIds& ids, const std::function<void()>& body) {
   finish_leave();
-  const auto rows = static_cast<int64_t>(ids.size());
-  if (!records_steps_ || rows == 0 || rows > kMostRecordedRows) {
+  if (!records_steps_ || ids.count == 0 || ids.count > kMostRecordedRows) {
     launches_ = 0;
     body();
     return;
@@ -64,13 +65,15 @@ void CudaOps::step(uint64_t tag, std::span<const Span> spans, std::span<const in
       ops.recording_ = false;
     }
   } scope{*this};
-  std::vector<std::byte> bytes(ids.size_bytes());
-  std::memcpy(bytes.data(), ids.data(), bytes.size());
-  // Every recorded step's ids stand at one place.
-  bytes.resize(std::max(bytes.size(), static_cast<size_t>(kMostRecordedRows) * sizeof(int32_t)));
-  step_ids_on_device_ = reinterpret_cast<const int32_t*>(ids_.put(bytes));
-  step_ids_ = ids;
-  Recording& recording = recordings_[key_of(tag, spans, rows)];
+  if (!ids.is_on_backend) {
+    step_ids_ = std::span(ids.data, static_cast<size_t>(ids.count));
+    std::vector<std::byte> bytes(step_ids_.size_bytes());
+    std::memcpy(bytes.data(), ids.data, bytes.size());
+    // Every recorded step's ids stand at one place, but for those that lie on the device already.
+    bytes.resize(std::max(bytes.size(), static_cast<size_t>(kMostRecordedRows) * sizeof(int32_t)));
+    step_ids_on_device_ = reinterpret_cast<const int32_t*>(ids_.put(bytes));
+  }
+  Recording& recording = recordings_[key_of(tag, spans, ids)];
   if (!spans.empty()) span_table(spans, recording.storage_shift);
   if (recording.generation == generation() && recording.graph != nullptr) {
     check(cudaGraphLaunch(recording.graph, stream_.get()), "cudaGraphLaunch");

@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kArgumentBytes = int64_t{8} << 20;
 constexpr int64_t kMirrorBytes = int64_t{1} << 20;
+constexpr int64_t kMirrorCopyBytes = int64_t{64} << 10;
 constexpr int64_t kStagingBytes = int64_t{32} << 20;
 constexpr int64_t kBlockBytes = int64_t{256} << 20;
 
@@ -96,17 +97,20 @@ const void* Arguments::put(const void* data, size_t bytes) {
 const std::byte* Mirror::put(const std::vector<std::byte>& bytes) {
   if (bytes == last_) return device_.data();
   const auto size = static_cast<int64_t>(bytes.size());
-  copied_.wait();
-  if (size > host_.bytes()) {
+  PinnedMemory& host = host_[next_];
+  Event& copied = copied_[next_];
+  next_ = (next_ + 1) % kCopies;
+  copied.wait();
+  if (size > host.bytes()) host = PinnedMemory(std::max(2 * size, kMirrorCopyBytes));
+  if (size > device_.bytes()) {
     stream_.synchronise();
-    host_ = PinnedMemory(std::max(2 * size, kMirrorBytes));
     device_ = DeviceMemory(std::max(2 * size, kMirrorBytes));
     ++generation_;
   }
-  std::memcpy(host_.data(), bytes.data(), bytes.size());
-  check(cudaMemcpyAsync(device_.data(), host_.data(), bytes.size(), cudaMemcpyHostToDevice, stream_.get()),
+  std::memcpy(host.data(), bytes.data(), bytes.size());
+  check(cudaMemcpyAsync(device_.data(), host.data(), bytes.size(), cudaMemcpyHostToDevice, stream_.get()),
         "cudaMemcpyAsync of spans");
-  copied_.record(stream_);
+  copied.record(stream_);
   last_ = bytes;
   return device_.data();
 }

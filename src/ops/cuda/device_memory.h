@@ -94,7 +94,7 @@ class Arguments {
   int64_t used_ = 0;
 };
 
-// One host array that rarely changes: copied again only when it does.
+// One host array that rarely changes: copied again only when it does, and without waiting for the last few copies.
 class Mirror {
  public:
   explicit Mirror(const Stream& stream) : stream_(stream) {}
@@ -105,10 +105,12 @@ class Mirror {
  private:
   const Stream& stream_;
   int64_t generation_ = 0;
+  static constexpr size_t kCopies = 8;  // more than the steps of a chain of drafts
   std::vector<std::byte> last_;
-  PinnedMemory host_;
   DeviceMemory device_;
-  Event copied_;
+  PinnedMemory host_[kCopies];  // in turn
+  Event copied_[kCopies];
+  size_t next_ = 0;
 };
 
 // Device memory that lives as long as this, in large blocks, and the way there for host memory of any kind: two
