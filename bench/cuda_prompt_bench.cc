@@ -2,7 +2,7 @@
 // mma.sync ones, whose bits they must have, and their rate in TFLOP/s. Exits with 1 where bits differ.
 //   cuda_prompt_bench [rows ...]
 #include <cuda_runtime_api.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstdlib>

@@ -2,7 +2,7 @@
 // then again by another request for the same grammar.
 //
 //   grammar_bench tokenizer.json
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <chrono>

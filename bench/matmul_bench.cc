@@ -6,7 +6,7 @@
 // a plain read loop of the same threads reached before or after the product (the better). Bytes are decimal.
 // Medians and spread: --benchmark_repetitions=7 --benchmark_report_aggregates_only.
 #include <benchmark/benchmark.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <chrono>

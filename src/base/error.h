@@ -1,7 +1,7 @@
 // The one exception type. It is thrown at boundaries (files, arguments, sizes) and caught in cli/ and server/.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <stdexcept>
 #include <string>

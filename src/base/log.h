@@ -1,7 +1,7 @@
 // Log lines on stderr: "level message", one write a line, so that lines of several threads do not mix.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <string>
 #include <utility>

@@ -1,5 +1,7 @@
 #include "checkpoint/dtype.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 

@@ -1,6 +1,6 @@
 #include "checkpoint/quote_name.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <iterator>
 

@@ -1,6 +1,6 @@
 #include "cli/bench_prompt.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <bit>

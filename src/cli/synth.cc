@@ -1,6 +1,6 @@
 #include "model/synth.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <memory>
 #include <thread>

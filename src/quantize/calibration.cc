@@ -1,5 +1,7 @@
 #include "quantize/calibration.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <charconv>

@@ -1,5 +1,6 @@
 #include "quantize/converter.h"
 
+#include <fmt/format.h>
 #include <sys/statvfs.h>
 
 #include <algorithm>

@@ -1,5 +1,7 @@
 #include "quantize/recipe.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>

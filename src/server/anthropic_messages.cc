@@ -1,5 +1,5 @@
 // POST /v1/messages, POST /v1/messages/count_tokens
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
 #include <span>

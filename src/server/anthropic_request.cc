@@ -1,6 +1,6 @@
 #include "server/anthropic_request.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
 

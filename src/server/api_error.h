@@ -1,7 +1,7 @@
 // Refusals as exceptions, and their JSON in each protocol's shape.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <stdexcept>
 #include <string>

@@ -1,6 +1,6 @@
 #include "server/http_server.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 

@@ -1,6 +1,6 @@
 #include "server/json_body.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cmath>
 #include <nlohmann/json.hpp>

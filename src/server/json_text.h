@@ -1,7 +1,7 @@
 // JSON written as text, piece by piece: what a stream needs a thousand times a second.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstdint>
 #include <iterator>

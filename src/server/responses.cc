@@ -1,5 +1,5 @@
 // POST /v1/responses; GET, DELETE /v1/responses/ID; GET /v1/responses/ID/input_items
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
 

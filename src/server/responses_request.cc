@@ -1,6 +1,6 @@
 #include "server/responses_request.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
 

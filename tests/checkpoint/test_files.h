@@ -1,6 +1,7 @@
 // Small checkpoints made by hand, right or wrong in every byte.
 #pragma once
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Random mixes of requests, run together in every way the engine can, and each alone, undrafted and uncached.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <map>

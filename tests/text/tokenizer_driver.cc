@@ -5,7 +5,7 @@
 //   tokenizer_driver splits PATTERN fast|pcre2 < texts > ends       ends: (u32 count, u32*)*
 //   tokenizer_driver time TOKENIZER.json < texts            prints the CPU seconds that encoding them takes, and the
 //   ids
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstdint>
 #include <cstdio>

@@ -1,6 +1,6 @@
 #include "ops/cuda/cuda_ops.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>

@@ -1,7 +1,7 @@
 // Limits of one rendering, and the exception its parts throw.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstddef>
 #include <cstdint>
