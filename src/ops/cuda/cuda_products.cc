@@ -141,6 +141,7 @@ void CudaOps::stream(std::span<const OwnProduct> products, int64_t rows, int par
       p.rows = piece.rows;
       p.scale = part_scale(*own.weight);
       p.block_rows = piece.block_rows;
+      p.ring_rows = piece.ring_rows;
       p.x = own.x + piece.first_row * own.x_stride;
       p.x_stride = own.x_stride;
       p.y = own.y + piece.first_row * own.y_stride;

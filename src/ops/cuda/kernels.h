@@ -159,6 +159,7 @@ struct RowsProduct {
   const float* x = nullptr;
   int64_t x_stride = 0;
   int block_rows = 0;                  // of x: rows that a block takes at a time, or 0 for all
+  bool ring_rows = false;              // x comes in the ring: at most kMostRingRows rows, addresses multiples of 16
   const uint16_t* prepared = nullptr;  // instead of x: fragments, of these rows and at least these terms
   float* y = nullptr;
   int64_t y_stride = 0;
@@ -186,7 +187,7 @@ struct StreamTurn {
   int64_t shared_bytes = 0;  // that the launches in front take of a multiprocessor; a launch adds its own
 };
 // One launch of plan_stream(): all have one form, as many columns and parts, and fragment_tiles; all have x of the same
-// rows (of input_scale 0, with rows times the most terms up to 8), or all have fragments.
+// rows (of input_scale 0, with rows times the most terms up to 8), all have ring_rows, or all have fragments.
 cudaError_t stream_products(cudaStream_t stream, const DeviceLimits& limits, const RowsProduct* products, int count,
                             StreamTurn& turn);
 // Any rows, from prepared rows to raw sums of one slice (finish_products).

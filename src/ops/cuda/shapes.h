@@ -33,12 +33,17 @@ constexpr int stream_shared_threads(int64_t columns8) { return columns8 >= 4 ? 2
 // How often a turn's sums stand in shared memory where columns are in the ring: twice where they are few. (With whole
 // columns 64 registers a thread leave no room for it.)
 constexpr int stream_sum_buffers(int64_t columns8, int warp_tiles) { return columns8 * warp_tiles <= 2 ? 2 : 1; }
+// Rows that come in the ring as they are, a piece of them beside each piece of weights (32 bytes apart, so that rows
+// stand in different banks).
+inline constexpr int64_t kMostRingRows = 4;
+constexpr int64_t stream_ring_row_bytes(int64_t piece_tiles) { return piece_tiles * 64 + 32; }
 struct StreamProblem {
   int count = 0, columns8 = 1, slices = 1, parts = 1, terms = 1;
   int layers = 1;                      // of the grid, that take the same weights for other rows
   int64_t row_tiles[kMostGroup] = {};  // of each matrix
   int64_t whole_bytes = 0;             // of columns that stand in shared memory whole; 0: they come as fragments
   bool bf16 = true;                    // or NVFP4
+  bool ring_rows = false;              // columns come in the ring as rows, not as fragments
   int64_t beside_bytes = 0;            // of shared memory that other launches take of a multiprocessor at the same time
 };
 // A block's row tiles at a time, those of a warp, the warps that share them, the stages of a warp's ring.
@@ -68,7 +73,7 @@ constexpr StreamShape stream_shape(const StreamProblem& p, int multiprocessors, 
         shape.warp_tiles = warp_tiles;
         shape.concurrent = concurrent;
         const int64_t warps = shape.warps();
-        if (warps > most_warps || (p.parts > 1 && concurrent == 1)) continue;
+        if (warps > most_warps || ((p.parts > 1 || p.ring_rows) && concurrent == 1)) continue;
         const bool alone = concurrent == 1, in_ring = !alone && p.whole_bytes == 0;
         if (warp_tiles == 2 && (!in_ring || concurrent < 4)) continue;
         if (!alone && warps * 32 > stream_shared_threads(p.columns8)) continue;
@@ -78,13 +83,19 @@ constexpr StreamShape stream_shape(const StreamProblem& p, int multiprocessors, 
         const int buffers = in_ring ? stream_sum_buffers(p.columns8, warp_tiles) : 1;
         const int64_t sums = !alone || p.terms > 1 ? buffers * warps * warp_tiles * 512 * p.columns8 : 0;
         const int64_t fixed = kStreamBarrierBytes + columns + sums;
-        const int64_t fragments = in_ring ? stream_piece_tiles(p.bf16, p.columns8, true) * p.columns8 * 256 : 0;
+        const int64_t piece_tiles = stream_piece_tiles(p.bf16, p.columns8, in_ring);
+        const int64_t fragments = !in_ring      ? 0
+                                  : p.ring_rows ? kMostRingRows * stream_ring_row_bytes(piece_tiles)
+                                                : piece_tiles * p.columns8 * 256;
         const int64_t stage = warps * (warp_tiles * stream_piece_bytes(p.bf16, p.columns8, in_ring) + fragments);
         // Two such blocks must not share a multiprocessor while another has none; smaller ones may stand beside one,
         // and those of several layers beside each other.
         const int64_t least = small ? 0 : most_shared_bytes / 2 + kReserve;
         const int64_t most = most_shared_bytes - kReserve - p.beside_bytes;
         int64_t stages = small ? 2 : least > fixed ? (least - fixed + stage - 1) / stage : 2;
+        // A turn of whole columns ends for all warps together: the next turn's pieces of a warp are on their way by
+        // then.
+        if (stages < 4 && p.whole_bytes > 0 && !alone && p.slices > 16) stages = 4;
         if (stages < 2) stages = 2;
         if (stages > kMostStages) stages = kMostStages;
         if (stages > 2 && fixed + stages * stage > most) stages = 2;

@@ -12,6 +12,7 @@
 #include "ops/cuda/launch.h"
 #include "ops/cuda/packed.cuh"
 #include "ops/cuda/ptx/async_copy.cuh"
+#include "ops/cuda/ptx/bf16.cuh"
 #include "ops/cuda/ptx/bulk_copy.cuh"
 #include "ops/cuda/ptx/dependency.cuh"
 #include "ops/cuda/ptx/mma.cuh"
@@ -23,22 +24,27 @@ namespace verbatim::ops::cuda {
 
 namespace {
 
-// Where a warp finds its columns.
-enum class Columns { kWhole, kSlices, kRing };
+// Where a warp finds its columns: kRing as fragments, kRows as rows of x.
+enum class Columns { kWhole, kSlices, kRing, kRows };
+template <Columns kColumns>
+constexpr bool kInRing = kColumns == Columns::kRing || kColumns == Columns::kRows;
 
 // A piece of a row tile: tiles of 16 columns, weights and then NVFP4's scales.
 template <WeightForm kForm, int kColumns8, Columns kColumns>
 constexpr int kPieceTiles = static_cast<int>(stream_piece_tiles(kForm == WeightForm::kBf16, kColumns8,
-                                                                kColumns == Columns::kRing));
+                                                                kInRing<kColumns>));
 template <WeightForm kForm, int kColumns8, Columns kColumns>
 constexpr int kPieceBytes = static_cast<int>(stream_piece_bytes(kForm == WeightForm::kBf16, kColumns8,
-                                                                kColumns == Columns::kRing));
+                                                                kInRing<kColumns>));
 
 // A stage of a warp's ring: a piece of each of its row tiles, then, if they come with them, the columns' fragments.
 template <WeightForm kForm, int kColumns8, Columns kColumns, int kRowTiles>
 constexpr int kStageBytes = kRowTiles* kPieceBytes<kForm, kColumns8, kColumns> +
                             (kColumns == Columns::kRing ? kPieceTiles<kForm, kColumns8, kColumns> * kColumns8 * 256
-                                                        : 0);
+                             : kColumns == Columns::kRows
+                                 ? static_cast<int>(kMostRingRows *
+                                                    stream_ring_row_bytes(kPieceTiles<kForm, kColumns8, kColumns>))
+                                 : 0);
 
 struct Group {
   RowsProduct products[kMostGroup];
@@ -138,6 +144,15 @@ class Feed {
           if (i * 512 + lane_ * 16 < tiles * 256) ptx::copy_16_bytes(own + i * 512, from + i * 512);
       }
     }
+    if (kColumns == Columns::kRows && columns) {
+      constexpr int kPitch = static_cast<int>(stream_ring_row_bytes(kPieceTiles<kForm, kColumns8, kColumns>));
+      uint8_t* own = to - lane_ * 16 + kRowTiles * kPieceBytes<kForm, kColumns8, kColumns>;
+      constexpr int kOfRow = kPieceTiles<kForm, kColumns8, kColumns> * 4;  // of 16 bytes
+      for (int i = lane_; i < p.rows * kOfRow; i += 32) {
+        const int row = i / kOfRow, at = i % kOfRow;
+        if (at < tiles * 4) ptx::copy_16_bytes(own + row * kPitch + at * 16, p.x + row * p.x_stride + column + at * 4);
+      }
+    }
     ++piece_;
     if (left > kPieceTiles<kForm, kColumns8, kColumns>) return;
     piece_ = 0;
@@ -209,7 +224,7 @@ __global__ void __launch_bounds__(kAlone ? kStreamThreads : stream_shared_thread
   extern __shared__ __align__(128) uint8_t memory[];
   if (!group.followed) ptx::let_next_start();
   constexpr int kStage = kStageBytes<kForm, kColumns8, kColumns, kRowTiles>, kTileFloats = 128 * kColumns8;
-  constexpr bool kLags = !kAlone && kColumns == Columns::kRing && stream_sum_buffers(kColumns8, kRowTiles) == 2;
+  constexpr bool kLags = !kAlone && kInRing<kColumns> && stream_sum_buffers(kColumns8, kRowTiles) == 2;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   const int concurrent = kAlone ? 1 : group.concurrent, stages = group.stages;
   const int own_tile = warp / concurrent * kRowTiles, own_slice = warp % concurrent;
@@ -244,7 +259,7 @@ __global__ void __launch_bounds__(kAlone ? kStreamThreads : stream_shared_thread
   for (int i = 0; i < stages; ++i) feed.fill(i, true, false);
   if (!group.beside) ptx::wait_for_previous();
   if (group.followed) ptx::let_next_start();
-  if constexpr (kColumns == Columns::kRing) {
+  if constexpr (kInRing<kColumns>) {
     for (int i = 0; i < stages; ++i) later.fill(i, false, true);
     if (kLags) __syncthreads();  // the barriers stand
   }
@@ -384,7 +399,8 @@ __global__ void __launch_bounds__(kAlone ? kStreamThreads : stream_shared_thread
   for (int64_t unit = blockIdx.x; unit < group.units || (kLags && turn > 0); unit += gridDim.x) {
     const Place at = place_of(group, unit, own_tile);
     const RowsProduct& p = group.products[at.which];
-    const auto [rows, pitch, own_columns] = columns_of<kColumns>(group, p, first_row);
+    const OwnColumns own_columns = columns_of<kColumns>(group, p, first_row);
+    const int rows = own_columns.rows;
     const int terms = p.terms;
     const uint2* input = x + (kColumns == Columns::kWhole ? group.input[at.which] * steps * columns * 4 : 0);
     float totals[kAlone ? kColumns8 : 1][4];
@@ -407,6 +423,13 @@ __global__ void __launch_bounds__(kAlone ? kStreamThreads : stream_shared_thread
             // Lanes without a column take the last one's, and nobody keeps their sums.
             const int column = lane / 4 < columns ? lane / 4 : columns - 1;
             b[0] = input[((step + k + i) * columns + column) * 4 + lane % 4];
+          } else if constexpr (kColumns == Columns::kRows) {
+            constexpr int kPitch = static_cast<int>(stream_ring_row_bytes(kPieceTiles<kForm, kColumns8, kColumns>));
+            const int row = lane / 4 < rows ? lane / 4 : rows - 1;
+            const uint8_t* from = here + kRowTiles * kPieceBytes<kForm, kColumns8, kColumns> + row * kPitch +
+                                  (j * 4 + i) * 64 + lane % 4 * 8;
+            const auto low = *reinterpret_cast<const float2*>(from), high = *reinterpret_cast<const float2*>(from + 32);
+            b[0] = make_uint2(ptx::pack_bf16(low.x, low.y), ptx::pack_bf16(high.x, high.y));
           } else {
             const uint2* from =
                 kColumns == Columns::kSlices
@@ -500,7 +523,7 @@ __global__ void __launch_bounds__(kAlone ? kStreamThreads : stream_shared_thread
           const int row = i / 16, output = i % 16;
           const float* from = to + output * (kColumns8 * 8) + row;
           float sum = from[0];
-          for (int term = 1; term < terms; ++term) sum = sum + from[term * pitch];
+          for (int term = 1; term < terms; ++term) sum = sum + from[term * own_columns.pitch];
           if (at.mine) write(p, row, at.tile * kPackedRows + output, sum);
         }
         __syncwarp();
@@ -574,10 +597,14 @@ cudaError_t start(cudaStream_t stream, const Group& group, const StreamShape& sh
 template <WeightForm kForm, int kColumns8>
 cudaError_t start_form(cudaStream_t stream, const Group& group, const StreamShape& shape, bool whole) {
   const bool alone = shape.concurrent == 1;
-  if constexpr (kColumns8 == 1)
+  if constexpr (kColumns8 == 1) {
+    if (group.products[0].ring_rows)
+      return shape.warp_tiles == 2 ? start<kForm, 1, false, Columns::kRows, 2>(stream, group, shape)
+                                   : start<kForm, 1, false, Columns::kRows, 1>(stream, group, shape);
     if (whole)
       return alone ? start<kForm, 1, true, Columns::kWhole, 1>(stream, group, shape)
                    : start<kForm, 1, false, Columns::kWhole, 1>(stream, group, shape);
+  }
   if (alone) return start<kForm, kColumns8, true, Columns::kSlices, 1>(stream, group, shape);
   return shape.warp_tiles == 2 ? start<kForm, kColumns8, false, Columns::kRing, 2>(stream, group, shape)
                                : start<kForm, kColumns8, false, Columns::kRing, 1>(stream, group, shape);
@@ -611,7 +638,7 @@ cudaError_t prepare_fragments(cudaStream_t stream, const Fragments* fragments, i
 cudaError_t stream_products(cudaStream_t stream, const DeviceLimits& limits, const RowsProduct* products, int count,
                             StreamTurn& turn) {
   const RowsProduct& any = products[0];
-  const bool whole = any.prepared == nullptr, bf16 = any.weights.form == WeightForm::kBf16;
+  const bool whole = any.prepared == nullptr && !any.ring_rows, bf16 = any.weights.form == WeightForm::kBf16;
   Group group{};
   group.count = count;
   group.followed = turn.followed;
@@ -638,6 +665,7 @@ cudaError_t stream_products(cudaStream_t stream, const DeviceLimits& limits, con
   problem.parts = any.parts;
   problem.terms = group.terms;
   problem.bf16 = bf16;
+  problem.ring_rows = any.ring_rows;
   problem.beside_bytes = turn.beside ? turn.shared_bytes : 0;
   problem.layers = static_cast<int>((group.all_rows + group.rows - 1) / group.rows);
   const StreamShape shape = stream_shape(problem, limits.multiprocessors, limits.shared_bytes);

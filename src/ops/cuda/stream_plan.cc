@@ -13,6 +13,14 @@ constexpr int kThriceRows = 2;
 // Matrices that layers of two rows may read again and again.
 constexpr int64_t kFewOutputs = 512, kFewColumns = 512, kMostLayeredRows = 8;
 
+// So many inputs come in the ring even where they would fit whole: the weights stream more evenly.
+constexpr int64_t kManyColumns = 8192;
+
+bool takes_ring_rows(const StreamedProduct& p, int64_t rows) {
+  return rows <= kMostRingRows && p.terms == 1 && p.input_scale == 0.0f && p.columns >= kManyColumns &&
+         p.x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
+}
+
 bool takes_layers(const StreamedProduct& p, int64_t rows) {
   return p.outputs <= kFewOutputs || (p.columns <= kFewColumns && rows <= kMostLayeredRows);
 }
@@ -41,7 +49,8 @@ StreamPlan plan_stream(std::span<const StreamedProduct> products, int64_t rows, 
       piece.first_row = begin;
       piece.rows = std::min(block, rows - begin);
       piece.block_rows = in_layers ? kThriceRows : 0;
-      if (!whole) {
+      piece.ring_rows = (!whole || own.columns >= kManyColumns) && takes_ring_rows(own, rows);
+      if (!whole && !piece.ring_rows) {
         const auto same = std::find_if(plan.sets.begin(), plan.sets.end(), [&](const StreamPlan::Set& set) {
           const StreamedProduct& other = products[static_cast<size_t>(set.product)];
           return other.x == own.x && other.x_stride == own.x_stride && other.columns == own.columns &&
@@ -66,7 +75,8 @@ StreamPlan plan_stream(std::span<const StreamedProduct> products, int64_t rows, 
       return products[static_cast<size_t>(p.product)];
     };
     const auto tiles_of = [&](const StreamPlan::Piece& p) {
-      return p.set < 0 ? -p.block_rows : fragment_tiles(p.rows, product_of(p).terms);
+      constexpr int kRingRows = -1000;
+      return p.ring_rows ? kRingRows : p.set < 0 ? -p.block_rows : fragment_tiles(p.rows, product_of(p).terms);
     };
     for (const StreamPlan::Piece& p : left) {
       const StreamedProduct& own = product_of(p);

@@ -41,8 +41,9 @@ struct StreamPlan {
   struct Piece {
     int product = 0;
     int64_t first_row = 0, rows = 0;
-    int block_rows = 0;  // that a block takes at a time, or 0 for all
-    int set = -1;        // -1: it reads its rows itself
+    int block_rows = 0;      // that a block takes at a time, or 0 for all
+    bool ring_rows = false;  // they come in the ring beside the weights
+    int set = -1;            // -1: it reads its rows itself
   };
   // Pieces of one form, as many columns and column tiles; at most kMostGroup, of at most two inputs.
   struct Launch {
@@ -54,9 +55,9 @@ struct StreamPlan {
   std::vector<Launch> launches;
 };
 
-// At most kMostFragmentColumns columns (rows times terms) of a matrix at a time. Three terms take rows in blocks (they
-// are for small matrices, which the caches keep), two rows at a time, that a block makes of x itself, where that is no
-// more than a few times the weights.
+// Few rows that do not fit whole come in the ring where inputs are many. At most kMostFragmentColumns columns (rows
+// times terms) of a matrix at a time. Three terms take rows in blocks (they are for small matrices, which the caches
+// keep), two rows at a time, that a block makes of x itself, where that is no more than a few times the weights.
 StreamPlan plan_stream(std::span<const StreamedProduct> products, int64_t rows, int64_t shared_bytes);
 
 }  // namespace verbatim::ops::cuda
