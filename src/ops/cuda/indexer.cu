@@ -36,9 +36,10 @@ __global__ void __launch_bounds__(kAppendThreads)
   const auto thread = static_cast<int>(threadIdx.x), own = thread % kAppendHalf;
   const auto pool = static_cast<int>(shape.pool), ring = static_cast<int>(shape.pool + kWindowRows);
   const auto position = static_cast<int>(at.position), begin = static_cast<int>(at.span.position);
-  const int end = begin + static_cast<int>(at.span.rows), in_pool = begin % pool;
+  // A pool's tokens are a power of two.
+  const int end = begin + static_cast<int>(at.span.rows), in_pool = begin & (pool - 1);
   const int completed_at = begin - in_pool + pool - 1;  // of the pool that the span begins in
-  const bool reads_ring = in_pool != 0 && completed_at < end, completes = (position + 1) % pool == 0;
+  const bool reads_ring = in_pool != 0 && completed_at < end, completes = ((position + 1) & (pool - 1)) == 0;
   const auto width = static_cast<int>(shape.width);
   Element* to = latent_row<Element>(shape, cache, at, at.position, latent_width);
   Element* key = completes ? pool_key<Element>(shape, cache, at, position / pool) : nullptr;

@@ -161,12 +161,12 @@ constexpr int64_t attention_tile_shared_bytes(int64_t heads, int64_t stages, int
 // `columns` columns: weights and latents of groups, products, then statistics, factors and places of all `groups`
 // groups.
 inline constexpr int kSplitWidth = 512, kSplitGroupBytes = 64 * (kSplitWidth * 2 + 16);
-inline constexpr int kSplitQueryBytes = (kSplitWidth + 8) * 4, kSplitStages = 3;
+inline constexpr int kSplitQueryBytes = (kSplitWidth + 8) * 4, kSplitStages = 3, kSplitMoreStages = 8;
 constexpr int64_t split_weigh_shared_bytes(int64_t heads, int64_t groups) {
   return (heads == 64 ? kSplitStages * kSplitGroupBytes : 2 * kSplitGroupBytes + heads * 80 * 4) + groups * 64 * 4;
 }
-constexpr int64_t split_sum_shared_bytes(int64_t columns, int64_t groups) {
-  return kSplitStages * (64 * 128 + 64 * columns * 2) + groups * (64 * 8 + 64 * 4) + 2 * 64 * 8;
+constexpr int64_t split_sum_shared_bytes(int64_t columns, int64_t stages, int64_t groups) {
+  return stages * (64 * 128 + 64 * columns * 2) + groups * (64 * 8 + 64 * 4) + 2 * 64 * 8;
 }
 constexpr int64_t split_few_sum_shared_bytes(int64_t columns, int64_t groups) {
   return 2 * 8 * (16 * 128 + 64 * columns * 2) + 8 * 16 * (columns + 8) * 4 + groups * (16 * 16 + 64 * 4);

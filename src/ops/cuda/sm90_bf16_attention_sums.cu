@@ -47,10 +47,11 @@ struct Merged {
 };
 
 // 64 heads and kColumns columns of a row, all groups one after the other. Eight warps: two of heads, four of columns.
-template <int kColumns>
-__global__ void __launch_bounds__(kThreads, 2) sum_kernel(const __grid_constant__ AttentionProblem p) {
+template <int kColumns, int kStages>
+__global__ void __launch_bounds__(kThreads, kStages > kSplitStages ? 1 : 2)
+    sum_kernel(const __grid_constant__ AttentionProblem p) {
   extern __shared__ __align__(128) uint8_t memory[];
-  constexpr int kHeads = 64, kStages = kSplitStages, kPairs = kColumns / 64, kTiles = kWidth / kColumns;
+  constexpr int kHeads = 64, kPairs = kColumns / 64, kTiles = kWidth / kColumns;
   constexpr int kWeightRow = kTokens * 2, kLatentRow = kColumns * 2;
   constexpr int kStageBytes = kHeads * kWeightRow + kTokens * kLatentRow;
   const auto most_groups = static_cast<int>(p.groups);
@@ -85,21 +86,22 @@ __global__ void __launch_bounds__(kThreads, 2) sum_kernel(const __grid_constant_
   uint8_t* to_weights = swizzled(memory, thread / 8, thread % 8, kWeightRow);
   uint8_t* to_latents = swizzled(memory + kHeads * kWeightRow, thread / kPieces, thread % kPieces, kLatentRow);
   static_assert(kHeadsAtOnce % 8 == 0 && kTokensAtOnce % 8 == 0);  // swizzled alike
-  const auto fetch = [&](int group, int at_stage) {
-    const int stage = at_stage * kStageBytes;
+  const auto fetch = [&](int wanted) {
+    const bool is_there = wanted < groups;
+    const int group = is_there ? wanted : 0, stage = wanted % kStages * kStageBytes;
     const uint16_t* from = weights + group * group_weights;
 #pragma unroll
     for (int i = 0; i < kHeads / kHeadsAtOnce; ++i)
-      ptx::copy_16_bytes(to_weights + stage + i * kHeadsAtOnce * kWeightRow, from + own_head[i]);
+      ptx::copy_16_bytes_if(is_there, to_weights + stage + i * kHeadsAtOnce * kWeightRow, from + own_head[i]);
     const int32_t* places = stored + group * kTokens + thread / kPieces;
 #pragma unroll
     for (int i = 0; i < kTokens / kTokensAtOnce; ++i)
-      ptx::copy_16_bytes(to_latents + stage + i * kTokensAtOnce * kLatentRow,
-                         latents + int64_t{places[i * kTokensAtOnce]} * kWidth);
+      ptx::copy_16_bytes_if(is_there, to_latents + stage + i * kTokensAtOnce * kLatentRow,
+                            latents + int64_t{places[i * kTokensAtOnce]} * kWidth);
   };
 #pragma unroll
   for (int g = 0; g < kStages - 1; ++g) {
-    if (g < groups) fetch(g, g);
+    fetch(g);
     ptx::close_copy_group();
   }
   // Each warp merges eight heads, a group ahead of the sums; four lanes do the same. Behind the last group nothing
@@ -141,8 +143,7 @@ __global__ void __launch_bounds__(kThreads, 2) sum_kernel(const __grid_constant_
           ptx::mma_m16n8k16_bf16(own[h][2 * n + 1], a[h], make_uint2(b[n][2], b[n][3]));
         }
     }
-    const int ahead = group + kStages - 1;
-    fetch(ahead < groups ? ahead : groups - 1, ahead % kStages);
+    fetch(group + kStages - 1);
     ptx::close_copy_group();
     merge(group + 1);
 #pragma unroll
@@ -311,7 +312,8 @@ bool attention_splits(const AttentionProblem& p, int64_t shared_bytes) {
   const auto fits = [&](int64_t bytes) { return bytes + 1024 <= shared_bytes; };
   return p.width == kSplitWidth && p.spans.rows <= kMostSplitRows && groups > 0 && p.heads % 2 == 0 &&
          fits(split_weigh_shared_bytes(64, groups)) && fits(split_few_sum_shared_bytes(64, groups)) &&
-         fits(split_sum_shared_bytes(128, groups));
+         fits(split_sum_shared_bytes(128, kSplitStages, groups)) &&
+         fits(split_sum_shared_bytes(64, kSplitMoreStages, groups));
 }
 
 int64_t attention_split_bytes(const AttentionProblem& p) {
@@ -339,8 +341,10 @@ cudaError_t attend_split(cudaStream_t stream, const AttentionProblem& problem, s
   if (few * 8 <= 2 * multiprocessors)
     return launch_sums(few_sum_kernel<64>, 16, 64, split_few_sum_shared_bytes(64, p.groups));
   const int64_t tiles = rows * ((p.heads + 63) / 64);
-  return tiles * 8 <= multiprocessors ? launch_sums(sum_kernel<64>, 64, 64, split_sum_shared_bytes(64, p.groups))
-                                      : launch_sums(sum_kernel<128>, 64, 128, split_sum_shared_bytes(128, p.groups));
+  return tiles * 8 <= multiprocessors
+             ? launch_sums(sum_kernel<64, kSplitMoreStages>, 64, 64,
+                           split_sum_shared_bytes(64, kSplitMoreStages, p.groups))
+             : launch_sums(sum_kernel<128, kSplitStages>, 64, 128, split_sum_shared_bytes(128, kSplitStages, p.groups));
 }
 
 }  // namespace verbatim::ops::cuda

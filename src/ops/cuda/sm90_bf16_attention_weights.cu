@@ -87,15 +87,15 @@ __device__ Run start_run(const AttentionProblem& p, int parts, float* query, int
   return run;
 }
 
-// Sends for some of a group's latents: `thread` of `kWith` takes a sixteen-byte piece of each kWith / 64th.
-template <int kWith, int kFirst = 0, int kEnd = kTokens * 64 / kWith>
+// Sends for a group's latents: `thread` of `kWith` takes a sixteen-byte piece of each kWith / 64th.
+template <int kWith>
 __device__ void send_latents(const AttentionProblem& p, const int32_t* places, uint8_t* to, int thread) {
   constexpr int kStep = kWith / 64;
   to += thread / 64 * kRowBytes + thread % 64 * 16;
   places += thread / 64;
   const auto* from = static_cast<const uint16_t*>(p.cache.latents) + thread % 64 * 8;
 #pragma unroll
-  for (int i = kFirst; i < kEnd; ++i)
+  for (int i = 0; i < kTokens / kStep; ++i)
     ptx::copy_16_bytes(to + i * kStep * kRowBytes, from + int64_t{places[i * kStep]} * kWidth);
 }
 
@@ -172,8 +172,8 @@ __global__ void __launch_bounds__(kThreads, 1) weigh_few_kernel(const __grid_con
   }
 }
 
-// 64 heads, a group by four of the warps, sixteen heads each: while one half of the warps multiplies, the other finds
-// the weights of the group before, in registers, and sends for the one after next.
+// 64 heads, a group by four of the warps, sixteen heads each: while one half of the warps multiplies, and sends for its
+// next group, the other finds the weights of the group before, in registers.
 __global__ void __launch_bounds__(kThreads, 1) weigh_kernel(const __grid_constant__ AttentionProblem p, int parts) {
   extern __shared__ __align__(128) uint8_t memory[];
   constexpr int kHeads = 64, kStages = kSplitStages, kSteps = kSlice / 16, kHalf = kThreads / 2;
@@ -200,16 +200,23 @@ __global__ void __launch_bounds__(kThreads, 1) weigh_kernel(const __grid_constan
   ptx::wait_for_copies<0>();
   __syncthreads();
   const auto stage = [&](int turn) { return memory + turn % kStages * kGroupBytes; };
-  if (half == 0 && turns > 1) send_latents<kHalf>(p, stored + kTokens, stage(1), thread % kHalf);
+  if (half == 1 && turns > 1) send_latents<kHalf>(p, stored + kTokens, stage(1), thread % kHalf);
   ptx::close_copy_group();
   // Of the lane's two heads and sixteen of a group's tokens: 8 t + 2 (lane % 4) and the next.
   float sums[kTokens / 8][4] = {};
   for (int turn = 0; turn <= turns; ++turn) {
-    if (turn % 2 != half) ptx::wait_for_copies<0>();  // for the group that this turn multiplies
+    if (turn % 2 == half) ptx::wait_for_copies<0>();
     __syncthreads();
     if (turn % 2 == half) {
       if (turn == turns) break;
       const uint8_t* b_row = stage(turn) + (lane % 8 + lane / 16 * 8) * kRowBytes + lane / 8 % 2 * 16;
+      // A copy a step: the unit that takes them has time between loads.
+      const bool sends = turn + 2 < turns;
+      const int32_t* places = stored + (sends ? turn + 2 : 0) * kTokens + thread % kHalf / 64;
+      uint8_t* to = stage(turn + 2) + thread % kHalf / 64 * kRowBytes + thread % 64 * 16;
+      const auto* from = static_cast<const uint16_t*>(p.cache.latents) + thread % 64 * 8;
+      constexpr int kCopyStep = kHalf / 64;
+      static_assert(2 * kSteps * kCopyStep == kTokens);
       float second[kTokens / 8][4];
 #pragma unroll
       for (int slice = 0; slice < 2; ++slice) {
@@ -217,7 +224,7 @@ __global__ void __launch_bounds__(kThreads, 1) weigh_kernel(const __grid_constan
 #pragma unroll
         for (int t = 0; t < kTokens / 8; ++t) own[t][0] = own[t][1] = own[t][2] = own[t][3] = 0.0f;
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step)
+        for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
           for (int t = 0; t < kTokens / 16; ++t) {
             uint32_t b[4];
@@ -225,15 +232,17 @@ __global__ void __launch_bounds__(kThreads, 1) weigh_kernel(const __grid_constan
             ptx::mma_m16n8k16_bf16(own[2 * t], a[slice][step], make_uint2(b[0], b[1]));
             ptx::mma_m16n8k16_bf16(own[2 * t + 1], a[slice][step], make_uint2(b[2], b[3]));
           }
+          const int copied = (slice * kSteps + step) * kCopyStep;
+          ptx::copy_16_bytes_if(sends, to + copied * kRowBytes, from + int64_t{places[copied]} * kWidth);
+        }
       }
 #pragma unroll
       for (int t = 0; t < kTokens / 8; ++t)
 #pragma unroll
         for (int i = 0; i < 4; ++i) sums[t][i] = sums[t][i] + second[t][i];
+      ptx::close_copy_group();
       continue;
     }
-    if (turn + 2 < turns) send_latents<kHalf>(p, stored + (turn + 2) * kTokens, stage(turn + 2), thread % kHalf);
-    ptx::close_copy_group();
     if (turn == 0) continue;
     const int group = run.begin + turn - 1, left = run.seen.tokens - group * kTokens;
     float most[2] = {-INFINITY, -INFINITY}, lanes[2][2][2] = {};

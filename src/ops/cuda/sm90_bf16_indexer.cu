@@ -109,9 +109,10 @@ __global__ void __launch_bounds__(kThreads, 2)
       held = at.span;
       const int64_t last = (at.after < end ? at.after : end) - 1;
       const int64_t held_pools = (at.seen + static_cast<uint32_t>(last - row)) / pool;
+      // A thread takes the same piece of every so many-th pool.
+      const int pieces = width / 8, at_once = kThreads / pieces, piece = thread % pieces;
 #pragma unroll 4
-      for (int i = thread; i < kBlockPools * (width / 8); i += kThreads) {
-        const int own = i / (width / 8), piece = i % (width / 8);
+      for (int own = thread / pieces; own < kBlockPools && thread / pieces < at_once; own += at_once) {
         const int64_t wanted = begin + own < held_pools ? begin + own : held_pools - 1;
         ptx::copy_16_bytes(swizzled(keys, own, piece, row_bytes),
                            pool_key<uint16_t>(p.shape, p.cache, at.pages, wanted) + piece * 8);

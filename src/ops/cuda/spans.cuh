@@ -26,10 +26,11 @@ __device__ inline Row row_at(const SpanTable& spans, int64_t row) {
 template <class Element>
 __device__ inline Element* pool_key(const IndexShape& shape, const LatentCache& cache, const int32_t* pages,
                                     int64_t pool) {
-  const auto page_pools = static_cast<uint32_t>(kPageTokens) / static_cast<uint32_t>(shape.pool);
+  // A pool's tokens are a power of two, as they divide a page.
+  const int shift = __ffs(static_cast<int>(kPageTokens)) - __ffs(static_cast<int>(shape.pool));
   const auto stored = static_cast<uint32_t>(pool + shape.storage_shift);
   return static_cast<Element*>(cache.pools) +
-         (int64_t{pages[stored / page_pools]} * page_pools + stored % page_pools) * shape.width;
+         ((int64_t{pages[stored >> shift]} << shift) + (stored & ((1u << shift) - 1))) * shape.width;
 }
 
 template <class Element>

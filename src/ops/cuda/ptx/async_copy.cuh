@@ -11,6 +11,19 @@ __device__ inline void copy_16_bytes(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
 }
 
+// The same, or nothing, without a branch.
+__device__ inline void copy_16_bytes_if(bool copies, void* shared, const void* global) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile(
+      "{\n"
+      ".reg .pred copies;\n"
+      "setp.ne.b32 copies, %2, 0;\n"
+      "@copies cp.async.cg.shared.global [%0], [%1], 16;\n"
+      "}" ::"r"(address),
+      "l"(global), "r"(static_cast<int>(copies))
+      : "memory");
+}
+
 // What this thread copied since the last call becomes one group.
 __device__ inline void close_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
