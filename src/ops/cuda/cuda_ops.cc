@@ -325,6 +325,7 @@ void CudaOps::swiglu(const float* gate, const float* up, float limit, int64_t co
 void CudaOps::hyper_enter(const HyperShape& shape, const HyperWeights& weights, const float* norm, const float* streams,
                           int64_t rows, float* maps, float* h) {
   const Weights fn = weights_of(weights.fn);
+  settled_input_ = nullptr;
   if (hyper_fits(shape, fn)) {
     Leave leave = leave_;
     if (leave.streams != streams || leave.rows != rows || leave.shape.width != shape.width) {
@@ -366,6 +367,7 @@ void CudaOps::hyper_leave(const HyperShape& shape, const float* maps, const floa
 }
 
 void CudaOps::finish_leave() {
+  settled_input_ = nullptr;
   if (leave_.streams == nullptr) return;
   const Leave leave = std::exchange(leave_, Leave());
   check(cuda::hyper_leave(stream_.get(), leave.shape, leave.maps, leave.y, leave.rows, leave.streams), "hyper_leave");
@@ -378,7 +380,9 @@ void CudaOps::hyper_mean(const HyperShape& shape, const float* streams, int64_t 
 
 void CudaOps::route(const float* logits, const float* bias, int64_t rows, int64_t experts, int64_t top, float scale,
                     int32_t* chosen, float* weights) {
+  const float* settled = settled_input_;
   finish_leave();
+  settled_input_ = settled;  // written by nobody in between
   check(cuda::route(stream_.get(), logits, bias, rows, experts, top, scale, chosen, weights), "route");
 }
 

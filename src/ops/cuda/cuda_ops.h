@@ -148,6 +148,9 @@ class CudaOps final : public Ops {
     int64_t generation = -1, launches = 0, storage_shift = 0;
     cudaGraphExec_t graph = nullptr;
   };
+  // The input of a streamed product, if nothing but route() was launched since: it was there when that product's launch
+  // let the next one start.
+  const float* settled_input_ = nullptr;
   Leave leave_;
   Mirror ids_;
   std::span<const int32_t> step_ids_;  // on the host

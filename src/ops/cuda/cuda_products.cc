@@ -129,7 +129,6 @@ void CudaOps::stream(std::span<const OwnProduct> products, int64_t rows, int par
     check(prepare_fragments(stream_.get(), &sets[i], static_cast<int>(std::min<size_t>(sets.size() - i, kMostGroup))),
           "matmul");
   StreamTurn turn;
-  turn.followed = plan.launches.size() > 1;
   for (const StreamPlan::Launch& launch : plan.launches) {
     std::vector<RowsProduct> together;
     for (const StreamPlan::Piece& piece : launch.pieces) {
@@ -150,9 +149,9 @@ void CudaOps::stream(std::span<const OwnProduct> products, int64_t rows, int par
       together.push_back(p);
     }
     check(stream_products(stream_.get(), limits_, together.data(), static_cast<int>(together.size()), turn), "matmul");
-    turn.followed = false;
     turn.beside = true;
   }
+  if (plan.launches.size() == 1 && sets.empty() && products.size() == 1) settled_input_ = products.front().x;
 }
 
 void CudaOps::multiply_blocks(std::span<const Product> left, const float* x, int64_t x_stride, int64_t rows, int terms,
@@ -274,6 +273,7 @@ const ExpertTable* CudaOps::expert_table(std::span<const ExpertWeights> experts,
 
 void CudaOps::experts(std::span<const ExpertWeights> experts, const ExpertWeights& shared, float limit, const float* x,
                       int64_t rows, int64_t top, const int32_t* chosen, const float* weights, int parts, float* y) {
+  const bool settled = settled_input_ == x;
   finish_leave();
   if (rows == 0) return;
   const ExpertWeights& any = experts.empty() ? shared : experts.front();
@@ -330,6 +330,7 @@ void CudaOps::experts(std::span<const ExpertWeights> experts, const ExpertWeight
     p.chosen = chosen + begin * top;
     p.weights = weights + begin * top;
     p.y = y + begin * p.width;
+    p.settled = settled;
     if (streams_experts(limits_, p)) {
       check(stream_experts(stream_.get(), limits_, p, scratch_.take(stream_experts_bytes(p), stream_),
                            reinterpret_cast<unsigned*>(expert_counters_.data())),

@@ -180,10 +180,10 @@ struct Fragments {
   uint16_t* to = nullptr;
 };
 cudaError_t prepare_fragments(cudaStream_t stream, const Fragments* fragments, int count);
-// Launches that run beside each other: no one reads or writes what another writes. The first (`followed` if there are
-// more) waits for what is in front and then lets the others start; each of those ends after the one in front of it.
+// Launches that run beside each other: no one reads or writes what another writes. The first waits for what is in front
+// and then lets the next start; each of those beside it ends after the one in front of it.
 struct StreamTurn {
-  bool followed = false, beside = false;
+  bool beside = false;
   int64_t shared_bytes = 0;  // that the launches in front take of a multiprocessor; a launch adds its own
 };
 // One launch of plan_stream(): all have one form, as many columns and parts, and fragment_tiles; all have x of the same
@@ -221,6 +221,8 @@ struct ExpertsProblem {
   WeightForm routed_form = WeightForm::kNvfp4, shared_form = WeightForm::kBf16;
   int64_t routed_inner = 0, shared_inner = 0;
   bool warpgroups = false;  // warpgroup_experts takes it (warpgroup_products.h)
+  // x was there before the launches of choices and places could start (stream_experts reads it without waiting).
+  bool settled = false;
   constexpr int64_t places() const { return rows * top + (has_shared ? rows : 0); }
 };
 // Working memory, cut from one block.

@@ -250,7 +250,7 @@ __device__ void take_inputs(const Job& job, const Memory& memory, int thread) {
       uint32_t pairs[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float2 pair = *reinterpret_cast<const float2*>(from + i * 8);
+        const float2 pair = __ldcg(reinterpret_cast<const float2*>(from + i * 8));
         pairs[i] = bf16_bits(pair.x) | bf16_bits(pair.y) << 16;
       }
       to[row * static_cast<int>(job.x_pitch / 16) + word] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
@@ -282,10 +282,14 @@ __global__ void __launch_bounds__(kThreads, 1) expert_kernel(const __grid_consta
   int filled = 0;
   if (warp < kWarps && is_known)
     while (filled < kStages && feed.fill_known(filled)) ++filled;
-  ptx::wait_for_previous();
-  // After the wait: what the launches in front of this one left is there when the next one starts. Down deals by that
-  // before its own wait.
-  ptx::let_next_start();
+  // Inputs that have settled are read, and the shared expert begun, while choices and places are still being made: the
+  // warp that deals waits for those before it deals what is routed.
+  if (kDown || !kResident || !job.p.settled) {
+    ptx::wait_for_previous();
+    // After the wait: what the launches in front of this one left is there when the next one starts. Down deals by that
+    // before its own wait.
+    ptx::let_next_start();
+  }
   if constexpr (kResident) take_inputs<kDown>(job, memory, thread);
   if (warp < kWarps)
     for (; filled < kStages; ++filled) feed.fill(filled);

@@ -53,7 +53,7 @@ struct Group {
   int count, inputs, row_tiles, concurrent, stages;
   // Inputs that stand in shared memory whole: so many rows a layer of the grid, of all.
   int rows, all_rows, terms;
-  bool followed, beside;  // StreamTurn
+  bool beside;  // StreamTurn
 };
 
 // The row tiles of a unit, and this warp's.
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kAlone ? kStreamThreads : stream_shared_thread
                                   kColumns == Columns::kWhole ? 2 : 1)
     stream_kernel(const __grid_constant__ Group group) {
   extern __shared__ __align__(128) uint8_t memory[];
-  if (!group.followed) ptx::let_next_start();
+  if (group.beside) ptx::let_next_start();
   constexpr int kStage = kStageBytes<kForm, kColumns8, kColumns, kRowTiles>, kTileFloats = 128 * kColumns8;
   constexpr bool kLags = !kAlone && kInRing<kColumns> && stream_sum_buffers(kColumns8, kRowTiles) == 2;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -257,8 +257,10 @@ __global__ void __launch_bounds__(kAlone ? kStreamThreads : stream_shared_thread
   Feed<kForm, kColumns8, kColumns, kRowTiles> feed(group, slices, own_tile, own_slice, ring);
   auto later = feed;
   for (int i = 0; i < stages; ++i) feed.fill(i, true, false);
-  if (!group.beside) ptx::wait_for_previous();
-  if (group.followed) ptx::let_next_start();
+  if (!group.beside) {
+    ptx::wait_for_previous();
+    ptx::let_next_start();
+  }
   if constexpr (kInRing<kColumns>) {
     for (int i = 0; i < stages; ++i) later.fill(i, false, true);
     if (kLags) __syncthreads();  // the barriers stand
@@ -641,7 +643,6 @@ cudaError_t stream_products(cudaStream_t stream, const DeviceLimits& limits, con
   const bool whole = any.prepared == nullptr && !any.ring_rows, bf16 = any.weights.form == WeightForm::kBf16;
   Group group{};
   group.count = count;
-  group.followed = turn.followed;
   group.beside = turn.beside;
   group.all_rows = static_cast<int>(any.rows);
   group.rows = any.block_rows > 0 ? any.block_rows : group.all_rows;
