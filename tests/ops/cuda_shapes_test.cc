@@ -71,7 +71,7 @@ TEST(CudaShapes, WhatIsChosenBySharedMemoryFitsTheLargest) {
 }
 
 // Streamed products take a shape that fits whatever the columns: whole ones up to a quarter of what a block may have,
-// as streams_inputs() has it, or fragments. Two such blocks never fit one multiprocessor.
+// as streams_inputs() has it, fragments, or rows in the ring. Two such blocks never fit one multiprocessor.
 TEST(CudaShapes, StreamedProductsFitEveryArchitecture) {
   for (const Architecture& architecture : kArchitectures)
     for (const int columns8 : {1, 2, 4, 6, 8})
@@ -79,8 +79,11 @@ TEST(CudaShapes, StreamedProductsFitEveryArchitecture) {
         for (const int64_t row_tiles : {1, 12, 256, 1548, 9680})
           for (const int terms : {1, 3})
             for (const bool nvfp4 : {false, true})
-              for (const bool whole : {false, true}) {
+              for (const int columns : {0, 1, 2}) {
+                const bool whole = columns == 1, ring_rows = columns == 2;
+                if (ring_rows && (columns8 > 1 || slices < 16 || terms > 1)) continue;
                 StreamProblem p;
+                p.ring_rows = ring_rows;
                 p.count = 1;
                 p.columns8 = columns8;
                 p.slices = slices;

@@ -170,8 +170,8 @@ struct DeviceLimits {
   int multiprocessors = 1;
   int64_t shared_bytes = 0;  // the most of a block
 };
-// Fragments [tiles][columns / 16][lane][8 bytes]: column term * rows + row of x as mma's second operand. Bytes:
-// columns * tiles * 16. Several at once.
+// fragments.cu. Fragments [tiles][columns / 16][lane][8 bytes]: column term * rows + row of x as mma's second operand.
+// Bytes: columns * tiles * 16. Several at once.
 struct Fragments {
   const float* x = nullptr;
   int64_t x_stride = 0, rows = 0, columns = 0;

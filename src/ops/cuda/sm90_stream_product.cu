@@ -4,218 +4,27 @@
 // the first of them leave before the launch in front has ended. Blocks stay, one a multiprocessor (no two of them fit),
 // each taking some row tiles at a time, a row tile by `concurrent` warps that take its slices in turn. A warp alone on
 // its row tile keeps the totals; otherwise slices' sums are added in order through shared memory. Columns come whole
-// into shared memory (up to eight, rounded on their way in), or as fragments: a slice at a time for all warps that are
-// alone on theirs, or in the ring beside the weights. Bytes: the weights once; fragments once a block's turn, or once
-// for each one or two row tiles.
+// into shared memory (up to eight, rounded on their way in); in the ring beside the weights, as fragments or (up to
+// four rows) as they are; or as fragments a slice at a time for all warps that are alone on theirs. Bytes: the weights
+// once; what comes in the ring once for each one or two row tiles; fragments of slices once a block's turn.
+//
+// A launch lets the next one start after its own wait, so that whatever starts then knows what was in front of this one
+// to be there: launches of one group run beside each other by that (StreamTurn), and stream_experts begins by it.
 #include <algorithm>
 
 #include "ops/cuda/launch.h"
-#include "ops/cuda/packed.cuh"
-#include "ops/cuda/ptx/async_copy.cuh"
+#include "ops/cuda/product_stream.cuh"
 #include "ops/cuda/ptx/bf16.cuh"
 #include "ops/cuda/ptx/bulk_copy.cuh"
 #include "ops/cuda/ptx/dependency.cuh"
 #include "ops/cuda/ptx/mma.cuh"
 #include "ops/cuda/rounding.cuh"
-#include "ops/cuda/shapes.h"
-#include "ops/cuda/slices.cuh"
 
 namespace verbatim::ops::cuda {
 
+using namespace product_stream;
+
 namespace {
-
-// Where a warp finds its columns: kRing as fragments, kRows as rows of x.
-enum class Columns { kWhole, kSlices, kRing, kRows };
-template <Columns kColumns>
-constexpr bool kInRing = kColumns == Columns::kRing || kColumns == Columns::kRows;
-
-// A piece of a row tile: tiles of 16 columns, weights and then NVFP4's scales.
-template <WeightForm kForm, int kColumns8, Columns kColumns>
-constexpr int kPieceTiles = static_cast<int>(stream_piece_tiles(kForm == WeightForm::kBf16, kColumns8,
-                                                                kInRing<kColumns>));
-template <WeightForm kForm, int kColumns8, Columns kColumns>
-constexpr int kPieceBytes = static_cast<int>(stream_piece_bytes(kForm == WeightForm::kBf16, kColumns8,
-                                                                kInRing<kColumns>));
-
-// A stage of a warp's ring: a piece of each of its row tiles, then, if they come with them, the columns' fragments.
-template <WeightForm kForm, int kColumns8, Columns kColumns, int kRowTiles>
-constexpr int kStageBytes = kRowTiles* kPieceBytes<kForm, kColumns8, kColumns> +
-                            (kColumns == Columns::kRing ? kPieceTiles<kForm, kColumns8, kColumns> * kColumns8 * 256
-                             : kColumns == Columns::kRows
-                                 ? static_cast<int>(kMostRingRows *
-                                                    stream_ring_row_bytes(kPieceTiles<kForm, kColumns8, kColumns>))
-                                 : 0);
-
-struct Group {
-  RowsProduct products[kMostGroup];
-  int64_t first_unit[kMostGroup], units;
-  int input[kMostGroup];  // of a product, in shared memory
-  int count, inputs, row_tiles, concurrent, stages;
-  // Inputs that stand in shared memory whole: so many rows a layer of the grid, of all.
-  int rows, all_rows, terms;
-  bool beside;  // StreamTurn
-};
-
-// The row tiles of a unit, and this warp's.
-struct Place {
-  int which = 0;
-  int64_t first_tile = 0, tile = 0;
-  bool mine = false;
-};
-__device__ Place place_of(const Group& group, int64_t unit, int own) {
-  Place at;
-  while (at.which + 1 < group.count && unit >= group.first_unit[at.which + 1]) ++at.which;
-  at.first_tile = (unit - group.first_unit[at.which]) * group.row_tiles;
-  at.tile = at.first_tile + own;
-  at.mine = at.tile * kPackedRows < group.products[at.which].weights.rows;
-  return at;
-}
-
-// Columns of a product that a block takes: rows, from one term of a row to the next, and all of them.
-struct OwnColumns {
-  int rows, pitch, all;
-};
-template <Columns kColumns>
-__device__ OwnColumns columns_of(const Group& group, const RowsProduct& p, int first_row) {
-  const auto left = static_cast<int>(p.rows) - first_row;
-  const int rows = kColumns == Columns::kWhole && group.rows < left ? group.rows : left;
-  const int pitch = kColumns == Columns::kWhole ? group.rows : rows;
-  return {rows, pitch, (p.terms - 1) * pitch + rows};
-}
-
-// Fills a warp's ring with its pieces in the order in which it takes them. All lanes, sixteen bytes each at a time
-// (bulk copies of so few bytes come too slowly).
-template <WeightForm kForm, int kColumns8, Columns kColumns, int kRowTiles>
-class Feed {
- public:
-  __device__ Feed(const Group& group, const Slices& slices, int own_tile, int own_slice, uint8_t* ring)
-      : group_(group),
-        slices_(slices),
-        own_tile_(own_tile),
-        own_slice_(own_slice),
-        lane_(static_cast<int>(threadIdx.x % 32)),
-        ring_(ring) {
-    unit_ = blockIdx.x;
-    find();
-  }
-
-  // The next piece into stage `stage`, whose last one every lane has read: its weights, its columns, or both; a group
-  // of copies.
-  __device__ void fill(int stage, bool weights, bool columns) {
-    if (unit_ < group_.units) copy(stage, weights, columns);
-    ptx::close_copy_group();
-  }
-
- private:
-  __device__ void copy(int stage, bool weights, bool columns) {
-    const RowsProduct& p = group_.products[at_.which];
-    const Weights& w = p.weights;
-    const int left = slices_.tiles(slice_) - piece_ * kPieceTiles<kForm, kColumns8, kColumns>;
-    const int tiles = left < kPieceTiles<kForm, kColumns8, kColumns> ? left : kPieceTiles<kForm, kColumns8, kColumns>;
-    const int64_t column = slices_.column(slice_) + piece_ * (kPieceTiles<kForm, kColumns8, kColumns> * 16);
-    const int row_tiles = kRowTiles == 2 && (at_.tile + 1) * kPackedRows < w.rows ? 2 : 1;
-    uint8_t* to = ring_ + stage * kStageBytes<kForm, kColumns8, kColumns, kRowTiles> + lane_ * 16;
-    if (weights) {
-#pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
-        if (r >= row_tiles) break;
-        const int64_t at = (at_.tile + r) * w.columns + column;
-        const uint8_t* from = w.data + at * (kForm == WeightForm::kBf16 ? 32 : 8) + lane_ * 16;
-        // 512 bytes: a tile of 16 columns of BF16, four of NVFP4.
-        const int pieces = kForm == WeightForm::kBf16 ? tiles : tiles / 4;
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          if (i < pieces)
-            ptx::copy_16_bytes(to + r * kPieceBytes<kForm, kColumns8, kColumns> + i * 512, from + i * 512);
-        if (kForm == WeightForm::kNvfp4 && lane_ < tiles)
-          ptx::copy_16_bytes(
-              to + r * kPieceBytes<kForm, kColumns8, kColumns> + kPieceTiles<kForm, kColumns8, kColumns> * 128,
-              w.block_scale + at + lane_ * 16);
-      }
-    }
-    if (kColumns == Columns::kRing && columns) {
-#pragma unroll
-      for (int n = 0; n < kColumns8; ++n) {
-        const uint8_t* from = reinterpret_cast<const uint8_t*>(p.prepared) + (n * w.columns + column) * 16 + lane_ * 16;
-        uint8_t* own = to + kRowTiles * kPieceBytes<kForm, kColumns8, kColumns> +
-                       n * kPieceTiles<kForm, kColumns8, kColumns> * 256;
-#pragma unroll
-        for (int i = 0; i < kPieceTiles<kForm, kColumns8, kColumns> / 2; ++i)
-          if (i * 512 + lane_ * 16 < tiles * 256) ptx::copy_16_bytes(own + i * 512, from + i * 512);
-      }
-    }
-    if (kColumns == Columns::kRows && columns) {
-      constexpr int kPitch = static_cast<int>(stream_ring_row_bytes(kPieceTiles<kForm, kColumns8, kColumns>));
-      uint8_t* own = to - lane_ * 16 + kRowTiles * kPieceBytes<kForm, kColumns8, kColumns>;
-      constexpr int kOfRow = kPieceTiles<kForm, kColumns8, kColumns> * 4;  // of 16 bytes
-      for (int i = lane_; i < p.rows * kOfRow; i += 32) {
-        const int row = i / kOfRow, at = i % kOfRow;
-        if (at < tiles * 4) ptx::copy_16_bytes(own + row * kPitch + at * 16, p.x + row * p.x_stride + column + at * 4);
-      }
-    }
-    ++piece_;
-    if (left > kPieceTiles<kForm, kColumns8, kColumns>) return;
-    piece_ = 0;
-    slice_ += group_.concurrent;
-    if (slice_ < slices_.total) return;
-    unit_ += gridDim.x;
-    find();
-  }
-  __device__ void find() {
-    slice_ = own_slice_;
-    for (; unit_ < group_.units; unit_ += gridDim.x) {
-      at_ = place_of(group_, unit_, own_tile_);
-      if (at_.mine) return;
-    }
-  }
-
-  const Group& group_;
-  const Slices& slices_;
-  int own_tile_, own_slice_, lane_;
-  uint8_t* ring_;
-  int64_t unit_ = 0;
-  int slice_ = 0, piece_ = 0;
-  Place at_;
-};
-
-// Until the oldest of this thread's last `groups` groups of copies is there.
-__device__ inline void wait_for_oldest(int groups) {
-  switch (groups) {
-    case 2: return ptx::wait_for_copies<1>();
-    case 3: return ptx::wait_for_copies<2>();
-    case 4: return ptx::wait_for_copies<3>();
-    case 5: return ptx::wait_for_copies<4>();
-    default: return ptx::wait_for_copies<5>();
-  }
-}
-
-// Four tiles of 16 columns, 4 j to 4 j + 3, of a piece in shared memory.
-template <WeightForm kForm, int kColumns8, Columns kColumns>
-struct Piece {
-  Stage<kForm, 4> four;
-
-  __device__ void take(const uint8_t* base, int j, int lane) {
-    if constexpr (kForm == WeightForm::kBf16) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) four.tiles[i] = *reinterpret_cast<const uint4*>(base + i * 512 + lane * 16);
-    } else {
-      four.codes[0] = *reinterpret_cast<const uint4*>(base + j * 512 + lane * 16);
-      four.scales[0] =
-          *reinterpret_cast<const uint2*>(base + kPieceTiles<kForm, kColumns8, kColumns> * 128 + j * 64 + lane / 4 * 8);
-    }
-  }
-};
-
-// Inputs 0, 1, 8 and 9 from `from` on, past the first-level cache: a launch beside the one in front has not waited.
-__device__ inline void read_inputs(const float* from, int64_t stride, float (&to)[4]) {
-  if (stride % 2 == 0 && reinterpret_cast<uintptr_t>(from) % 8 == 0) {
-    const float2 first = __ldcg(reinterpret_cast<const float2*>(from));
-    const float2 second = __ldcg(reinterpret_cast<const float2*>(from + 8));
-    to[0] = first.x, to[1] = first.y, to[2] = second.x, to[3] = second.y;
-  } else {
-    to[0] = __ldcg(from), to[1] = __ldcg(from + 1), to[2] = __ldcg(from + 8), to[3] = __ldcg(from + 9);
-  }
-}
 
 template <WeightForm kForm, int kColumns8, bool kAlone, Columns kColumns, int kRowTiles>
 __global__ void __launch_bounds__(kAlone ? kStreamThreads : stream_shared_threads(kColumns8),
@@ -223,7 +32,8 @@ __global__ void __launch_bounds__(kAlone ? kStreamThreads : stream_shared_thread
     stream_kernel(const __grid_constant__ Group group) {
   extern __shared__ __align__(128) uint8_t memory[];
   if (group.beside) ptx::let_next_start();
-  constexpr int kStage = kStageBytes<kForm, kColumns8, kColumns, kRowTiles>, kTileFloats = 128 * kColumns8;
+  using Own = Layout<kForm, kColumns8, kColumns, kRowTiles>;
+  constexpr int kStage = Own::kStage, kTileFloats = 128 * kColumns8;
   constexpr bool kLags = !kAlone && kInRing<kColumns> && stream_sum_buffers(kColumns8, kRowTiles) == 2;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   const int concurrent = kAlone ? 1 : group.concurrent, stages = group.stages;
@@ -414,9 +224,9 @@ __global__ void __launch_bounds__(kAlone ? kStreamThreads : stream_shared_thread
       float sums[kRowTiles][kColumns8][4] = {};
       // Four tiles of 16 columns, j of the piece; kFull: all four are there, so that nothing branches between them.
       const auto multiply = [&]<bool kFull>(const uint8_t* here, int j, int k, int count) {
-        Piece<kForm, kColumns8, kColumns> pieces[kRowTiles];
+        Piece<kForm, Own::kScales> pieces[kRowTiles];
 #pragma unroll
-        for (int r = 0; r < kRowTiles; ++r) pieces[r].take(here + r * kPieceBytes<kForm, kColumns8, kColumns>, j, lane);
+        for (int r = 0; r < kRowTiles; ++r) pieces[r].take(here + r * Own::kPiece, j, lane);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (!kFull && i >= count) break;
@@ -426,19 +236,15 @@ __global__ void __launch_bounds__(kAlone ? kStreamThreads : stream_shared_thread
             const int column = lane / 4 < columns ? lane / 4 : columns - 1;
             b[0] = input[((step + k + i) * columns + column) * 4 + lane % 4];
           } else if constexpr (kColumns == Columns::kRows) {
-            constexpr int kPitch = static_cast<int>(stream_ring_row_bytes(kPieceTiles<kForm, kColumns8, kColumns>));
             const int row = lane / 4 < rows ? lane / 4 : rows - 1;
-            const uint8_t* from = here + kRowTiles * kPieceBytes<kForm, kColumns8, kColumns> + row * kPitch +
-                                  (j * 4 + i) * 64 + lane % 4 * 8;
+            const uint8_t* from = here + Own::kColumnsAt + row * Own::kRowPitch + (j * 4 + i) * 64 + lane % 4 * 8;
             const auto low = *reinterpret_cast<const float2*>(from), high = *reinterpret_cast<const float2*>(from + 32);
             b[0] = make_uint2(ptx::pack_bf16(low.x, low.y), ptx::pack_bf16(high.x, high.y));
           } else {
-            const uint2* from =
-                kColumns == Columns::kSlices
-                    ? x + turn % 2 * kSliceFragments + (k + i) * 32
-                    : reinterpret_cast<const uint2*>(here + kRowTiles * kPieceBytes<kForm, kColumns8, kColumns>) +
-                          (j * 4 + i) * 32;
-            constexpr int kTilePitch = (kColumns == Columns::kSlices ? 16 : kPieceTiles<kForm, kColumns8, kColumns>)*32;
+            const uint2* from = kColumns == Columns::kSlices
+                                    ? x + turn % 2 * kSliceFragments + (k + i) * 32
+                                    : reinterpret_cast<const uint2*>(here + Own::kColumnsAt) + (j * 4 + i) * 32;
+            constexpr int kTilePitch = (kColumns == Columns::kSlices ? 16 : Own::kTiles) * 32;
 #pragma unroll
             for (int n = 0; n < kColumns8; ++n) b[n] = from[n * kTilePitch + lane];
           }
@@ -451,14 +257,13 @@ __global__ void __launch_bounds__(kAlone ? kStreamThreads : stream_shared_thread
           }
         }
       };
-      for (int begin = 0; begin < tiles; begin += kPieceTiles<kForm, kColumns8, kColumns>) {
+      for (int begin = 0; begin < tiles; begin += Own::kTiles) {
         wait_for_oldest(stages);
         __syncwarp();
         const uint8_t* here = ring + stage * kStage;
-        if (tiles - begin >= kPieceTiles<kForm, kColumns8, kColumns>) {
+        if (tiles - begin >= Own::kTiles) {
 #pragma unroll
-          for (int j = 0; j < kPieceTiles<kForm, kColumns8, kColumns> / 4; ++j)
-            multiply.template operator()<true>(here, j, begin + j * 4, 4);
+          for (int j = 0; j < Own::kTiles / 4; ++j) multiply.template operator()<true>(here, j, begin + j * 4, 4);
         } else {
           for (int j = 0; begin + j * 4 < tiles; ++j)
             multiply.template operator()<false>(here, j, begin + j * 4, tiles - begin - j * 4);
@@ -536,58 +341,6 @@ __global__ void __launch_bounds__(kAlone ? kStreamThreads : stream_shared_thread
   if (group.beside && blockIdx.x == 0 && blockIdx.y == 0) ptx::wait_for_previous();
 }
 
-// A thread makes four inputs of a column, a warp a tile of eight columns and sixteen inputs.
-constexpr int kPrepareThreads = 256;
-struct Sets {
-  Fragments sets[kMostGroup];
-  int64_t first[kMostGroup], all;  // in warps
-  int count;
-};
-__global__ void prepare_kernel(const __grid_constant__ Sets group) {
-  ptx::let_next_start();
-  ptx::wait_for_previous();
-  int64_t i = int64_t{blockIdx.x} * (kPrepareThreads / 32) + threadIdx.x / 32;
-  if (i >= group.all) return;
-  int which = 0;
-  while (which + 1 < group.count && i >= group.first[which + 1]) ++which;
-  const Fragments& p = group.sets[which];
-  i -= group.first[which];
-  const auto steps = static_cast<int>(p.columns / 16), rows = static_cast<int>(p.rows);
-  const auto tile = static_cast<int>(i / steps), step = static_cast<int>(i % steps);
-  const int lane = static_cast<int>(threadIdx.x % 32), q = lane % 4, column = tile * 8 + lane / 4;
-  const int row = column % rows, term = column / rows;
-  uint32_t bits[4] = {};
-  if (term < p.terms) {
-    float rest[4];
-    read_inputs(p.x + row * p.x_stride + step * 16 + 2 * q, p.x_stride, rest);
-    if (p.input_scale > 0.0f) {
-      // Sixteen inputs, those of four lanes, have one scale (rounding.cuh).
-      float most = 0.0f;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) most = most < fabsf(rest[j]) ? fabsf(rest[j]) : most;
-#pragma unroll
-      for (int other_lane = 1; other_lane < 4; other_lane *= 2) {
-        const float other = __shfl_xor_sync(0xfu << lane / 4 * 4, most, other_lane);
-        most = most < other ? other : most;
-      }
-      const float scale = activation_block_scale(most, p.input_scale);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) bits[j] = term == 0 ? bf16_bits(coded_activation(rest[j], scale, p.input_scale)) : 0;
-    } else {
-      for (int t = 0; t <= term; ++t) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          bits[j] = bf16_bits(rest[j]);
-          const float taken = bf16_value(bits[j]);
-          rest[j] = isfinite(taken) ? rest[j] - taken : 0.0f;
-        }
-      }
-    }
-  }
-  reinterpret_cast<uint2*>(p.to)[(int64_t{tile} * steps + step) * 32 + lane] =
-      make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16);
-}
-
 template <WeightForm kForm, int kColumns8, bool kAlone, Columns kColumns, int kRowTiles>
 cudaError_t start(cudaStream_t stream, const Group& group, const StreamShape& shape) {
   const int layers = kColumns == Columns::kWhole ? (group.all_rows + group.rows - 1) / group.rows : 1;
@@ -624,18 +377,6 @@ cudaError_t start_columns(cudaStream_t stream, const Group& group, const StreamS
 }
 
 }  // namespace
-
-cudaError_t prepare_fragments(cudaStream_t stream, const Fragments* fragments, int count) {
-  Sets group{};
-  group.count = count;
-  for (int i = 0; i < count; ++i) {
-    group.sets[i] = fragments[i];
-    group.first[i] = group.all;
-    group.all += fragments[i].columns / 16 * fragments[i].tiles;
-  }
-  return launch(prepare_kernel, static_cast<unsigned>((group.all * 32 + kPrepareThreads - 1) / kPrepareThreads),
-                kPrepareThreads, 0, stream, group);
-}
 
 cudaError_t stream_products(cudaStream_t stream, const DeviceLimits& limits, const RowsProduct* products, int count,
                             StreamTurn& turn) {
