@@ -112,6 +112,9 @@ class ChatCommand : public testing::Test {
       files::copy(entry.path(), directory_ / entry.path().filename(), files::copy_options::recursive);
     write_tokenizer(text::chat_tokens());
     std::ofstream(directory_ / "chat_template.jinja") << kToyTemplate;
+    // A token that the tokenizer does not have, which is never generated: replies of random weights go on until they
+    // are stopped.
+    std::ofstream(directory_ / "generation_config.json") << R"({"eos_token_id": 500})";
   }
   void TearDown() override { std::filesystem::remove_all(directory_); }
   void write_tokenizer(const std::vector<std::string>& added) {
@@ -125,7 +128,6 @@ class ChatCommand : public testing::Test {
   std::filesystem::path directory_;
 };
 
-// Random weights: the reply goes on until it is stopped.
 TEST_F(ChatCommand, ControlCStopsTheReplyAndNotTheProgram) {
   Terminal terminal([this] { return run(); });
   terminal.expect("> ");
