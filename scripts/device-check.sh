@@ -3,6 +3,8 @@
 #   scripts/device-check.sh pack      here: gathers the headers and libraries that the build needs in build/device (3 MB),
 #                                     to be carried with the source tree
 #   scripts/device-check.sh run [OUT] there: builds, runs the tests labelled cuda, prints a table; logs go to OUT
+#   scripts/device-check.sh sanitize [OUT] there, after run: the tiny models under compute-sanitizer (memcheck, then
+#                                     racecheck, at most SECONDS_EACH, 120, a test), with what was found by kernel
 set -euo pipefail
 cd "$(dirname "$0")/.."
 carried=build/device/prefix
@@ -64,8 +66,32 @@ run() {
   return $failed
 }
 
+sanitize() {
+  local out=${1:-build/device/out} tests=${TESTS:-build/device/build/tests/cuda} failed=0
+  mkdir -p "$out"
+  local selections=("cuda_model_tests Golden*" "cuda_device_tests Layers.AsShipped*:DeviceModel.*" \
+    "cuda_device_tests *FewRowsExperts*/0" "cuda_engine_tests RecordedEngine.AChain*")
+  for tool in memcheck racecheck; do
+    for selection in "${selections[@]}"; do
+      read -r binary filter <<< "$selection"
+      local log start=$SECONDS status=0
+      log="$out/$tool-$binary-$(echo "$filter" | tr -dc 'A-Za-z').log"
+      timeout "${SECONDS_EACH:-120}" compute-sanitizer --tool "$tool" --print-limit 10000 --error-exitcode 9 \
+        "$tests/$binary" --gtest_brief=1 --gtest_filter="$filter" > "$log" 2>&1 || status=$?
+      echo "== $tool, $binary $filter: $((SECONDS - start)) s, status $status (124: stopped)"
+      grep -E "SUMMARY" "$log" | tail -n 1 || true
+      # The kernels in which something was found, and how often.
+      grep -oE "[A-Za-z0-9_]+_kernel(<[^>]*>)?" <(grep -E "^=+ +(Error|Warning|and (Read|Write)|Invalid|    at)" "$log") \
+        | sort | uniq -c | sort -rn | head -n 12 || true
+      if [ $status -ne 0 ]; then failed=1; fi
+    done
+  done
+  return $failed
+}
+
 case "${1:-}" in
   pack) pack ;;
+  sanitize) shift; sanitize "$@" ;;
   run) shift; run "$@" ;;
-  *) sed -n '2,6p' "$0"; exit 2 ;;
+  *) sed -n '2,7p' "$0"; exit 2 ;;
 esac
