@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(threads_of<kWidth>(), 4) row_kernel(const __gr
 template <int kWidth>
 cudaError_t launch_rows(cudaStream_t stream, const Problem& problem) {
   return launch_caching(row_kernel<kWidth>, static_cast<unsigned>(problem.spans.count * problem.shape.heads),
-                threads_of<kWidth>(), static_cast<size_t>(kda_row_shared_bytes(kWidth)), stream, problem);
+                        threads_of<kWidth>(), static_cast<size_t>(kda_row_shared_bytes(kWidth)), stream, problem);
 }
 
 }  // namespace
