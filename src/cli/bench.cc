@@ -12,6 +12,8 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "cli/bench_bandwidth.h"
+#include "cli/bench_load.h"
+#include "cli/bench_statistics.h"
 #include "cli/bench_synthetic.h"
 #include "cli/commands.h"
 #include "cli/source.h"
@@ -32,7 +34,7 @@ struct Options {
   std::vector<int64_t> sequences = {1, 4, 16};
   int64_t prompt = 128, tokens = 64, repeats = 3;
   int threads = 0, drafts = 0;
-  bool json = false, prompts_alone = false;
+  bool json = false, prompts_alone = false, load = false;
 };
 
 struct Row {
@@ -47,11 +49,6 @@ struct Row {
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 // Random prompts, so that nothing is shared; every reply has its full length.
@@ -181,6 +178,16 @@ void run_synthetic(const Options& options) {
   bench_synthetic(bench);
 }
 
+void run_load(const Options& options) {
+  RunOptions run;
+  run.path = options.path;
+  run.backend = options.backend;
+  run.precision = options.precision;
+  run.next_n_experts = options.next_n_experts;
+  run.threads = options.threads;
+  bench_load(run, options.repeats, options.json);
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app) {
@@ -208,25 +215,31 @@ void add_bench(CLI::App& app) {
   command->add_option("--form", options->form, "How it stores its experts")
       ->check(CLI::IsMember({"nvfp4", "bf16"}))
       ->needs(synthetic);
-  command->add_option("--backend", options->backend, "Where it computes")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->needs(synthetic);
-  command->add_option("--sequences", options->sequences, "Sequences at once, a row each; 0 (synthetic): all that fit")
-      ->delimiter(',')
-      ->check(CLI::Range(0, 4096))
-      ->capture_default_str();
-  command->add_option("--prompt", options->prompt, "Tokens of each prompt")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command->add_option("--tokens", options->tokens, "Tokens of each reply")
-      ->check(CLI::Range(2, 1 << 20))
-      ->capture_default_str();
-  command->add_option("--repeats", options->repeats, "Runs of each row")
+  CLI::Option* backend = command->add_option("--backend", options->backend, "Where it computes, or is loaded to")
+                             ->check(CLI::IsMember({"cpu", "cuda"}));
+  CLI::Option* load =
+      command
+          ->add_flag("--load", options->load, "Instead: loading to the backend, beside a plain read of the same files")
+          ->needs(directory);
+  CLI::Option* sequences =
+      command
+          ->add_option("--sequences", options->sequences, "Sequences at once, a row each; 0 (synthetic): all that fit")
+          ->delimiter(',')
+          ->check(CLI::Range(0, 4096))
+          ->capture_default_str();
+  CLI::Option* prompt = command->add_option("--prompt", options->prompt, "Tokens of each prompt")
+                            ->check(CLI::Range(1, 1 << 20))
+                            ->capture_default_str();
+  CLI::Option* tokens = command->add_option("--tokens", options->tokens, "Tokens of each reply")
+                            ->check(CLI::Range(2, 1 << 20))
+                            ->capture_default_str();
+  command->add_option("--repeats", options->repeats, "Runs of each row or load")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  command->add_option("--drafts", options->drafts, "Most drafts a step")
-      ->check(CLI::Range(0, 7))
-      ->capture_default_str();
+  CLI::Option* drafts = command->add_option("--drafts", options->drafts, "Most drafts a step")
+                            ->check(CLI::Range(0, 7))
+                            ->capture_default_str();
+  for (CLI::Option* each : {sequences, prompt, tokens, drafts}) load->excludes(each);
   command->add_option("--next-n-experts", options->next_n_experts, "Draft experts as stored, or packed to NVFP4")
       ->check(CLI::IsMember({"stored", "packed"}))
       ->capture_default_str();
@@ -235,12 +248,18 @@ void add_bench(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--threads", options->threads, "Threads (default: all cores)")->check(CLI::Range(1, 4096));
   command->add_flag("--json", options->json, "Print JSON");
-  command->callback([options] {
+  command->callback([options, backend] {
     if (!options->synthetic.empty()) {
       run_synthetic(*options);
       return;
     }
     if (options->path.empty()) throw CLI::RequiredError("directory or --synthetic");
+    if (options->load) {
+      run_load(*options);
+      return;
+    }
+    if (backend->count() > 0)
+      fail(ErrorKind::kUsage, "--backend", "is for --synthetic and --load; expected one of them beside it");
     if (std::find(options->sequences.begin(), options->sequences.end(), 0) != options->sequences.end())
       fail(ErrorKind::kUsage, "--sequences", "0 is for --synthetic; expected 1 or more");
     run(*options);

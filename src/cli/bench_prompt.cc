@@ -12,6 +12,7 @@
 
 #include "base/synthetic.h"
 #include "cli/bench_meter.h"
+#include "cli/bench_statistics.h"
 #include "cli/library_product.h"
 
 namespace verbatim::cli {
@@ -30,11 +31,6 @@ struct Prompt {
   double distinct_experts = 0;    // of a layer
   std::vector<OperatorTime> operators;
 };
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 Prompt measure(ops::Ops& ops, const model::Model& model, int64_t rows, const PromptBenchOptions& options) {
   using Clock = std::chrono::steady_clock;

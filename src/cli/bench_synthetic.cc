@@ -16,6 +16,7 @@
 #include "cli/bench_bandwidth.h"
 #include "cli/bench_meter.h"
 #include "cli/bench_prompt.h"
+#include "cli/bench_statistics.h"
 #include "model/glm.h"
 #include "model/synth.h"
 #include "ops/cuda_backend.h"
@@ -34,11 +35,6 @@ constexpr uint64_t kWholeStep = 1, kOneOperator = 1000;
 
 double microseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 struct OperatorTime {

@@ -86,7 +86,7 @@ Loaded::Loaded(const RunOptions& options)
                             options.sum_parts)) {
   if (options.next_n_experts == "packed") model::pack_next_n_experts(model, source.checkpoint, pool);
   weight_bytes_per_token = model::weight_bytes_per_token(model);
-  model::upload_weights(*ops, model, source.checkpoint);
+  uploaded_bytes = model::upload_weights(*ops, model, source.checkpoint);
 }
 
 }  // namespace verbatim::cli

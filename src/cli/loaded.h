@@ -1,6 +1,7 @@
 // A checkpoint loaded to run, as the options say that generate, chat and serve have in common.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -42,6 +43,7 @@ class Loaded {
   std::unique_ptr<ops::Ops> ops;
   model::Model model;
   int64_t weight_bytes_per_token = 0;  // model::weight_bytes_per_token, as stored
+  uint64_t uploaded_bytes = 0;         // what upload_weights copied; 0 where weights stay mapped
 };
 
 }  // namespace verbatim::cli

@@ -116,7 +116,7 @@ void upload_all(ops::Ops& ops, Model& model, Uploaded uploaded) {
 
 void upload_weights(ops::Ops& ops, Model& model) { upload_all(ops, model, {}); }
 
-void upload_weights(ops::Ops& ops, Model& model, const checkpoint::Checkpoint& stored) {
+uint64_t upload_weights(ops::Ops& ops, Model& model, const checkpoint::Checkpoint& stored) {
   // Matrices that do not stand in a file (packed for drafting) are not found here and stay as they are.
   std::unordered_map<const void*, const checkpoint::TensorView*> by_address;
   for (const checkpoint::TensorView& view : stored.tensors()) by_address[stored.data(view).data()] = &view;
@@ -132,6 +132,7 @@ void upload_weights(ops::Ops& ops, Model& model, const checkpoint::Checkpoint& s
     }
     progress->advance(done >> 20);
   });
+  return done;
 }
 
 }  // namespace verbatim::model

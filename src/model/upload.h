@@ -1,6 +1,8 @@
 // From mapped files to a backend, without holding the weights twice.
 #pragma once
 
+#include <cstdint>
+
 #include "checkpoint/checkpoint.h"
 #include "model/glm.h"
 
@@ -8,8 +10,8 @@ namespace verbatim::model {
 
 // As upload_weights(ops, model), but shows progress, and drops the pages of each matrix of `stored` (which the model
 // was loaded from) once the backend has its copy: machines whose device shares the host's memory never hold the model
-// twice. Where the backend computes on the mapped bytes themselves, nothing is dropped or shown. Throws
-// Error(kCapacity).
-void upload_weights(ops::Ops& ops, Model& model, const checkpoint::Checkpoint& stored);
+// twice. Where the backend computes on the mapped bytes themselves, nothing is dropped or shown. Returns
+// the bytes of matrices in the files that were copied. Throws Error(kCapacity).
+uint64_t upload_weights(ops::Ops& ops, Model& model, const checkpoint::Checkpoint& stored);
 
 }  // namespace verbatim::model

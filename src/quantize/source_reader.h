@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 
+#include "base/file_reader.h"
 #include "base/sha256.h"
 #include "checkpoint/checkpoint.h"
 
@@ -24,7 +25,6 @@ struct FileRecord {
 class SourceReader {
  public:
   explicit SourceReader(const checkpoint::Checkpoint& source) : source_(source) {}
-  ~SourceReader();
   SourceReader(const SourceReader&) = delete;
   SourceReader& operator=(const SourceReader&) = delete;
 
@@ -45,14 +45,12 @@ class SourceReader {
   void note_end();
 
   const checkpoint::Checkpoint& source_;
-  std::filesystem::path file_;
-  int fd_ = -1;
-  uint64_t position_ = 0, size_ = 0;
+  std::optional<FileReader> file_;
   std::optional<Sha256> digest_;
   std::map<std::string, FileRecord> finished_;
 };
 
 // Size and SHA-256 of a whole file, read in pieces. Throws Error(kIo).
-FileRecord hash_file(const std::filesystem::path& file);
+FileRecord hash_file(const std::filesystem::path& path);
 
 }  // namespace verbatim::quantize

@@ -172,5 +172,52 @@ TEST(Commands, BenchOfASyntheticModel) {
   EXPECT_EQ(run(base + "--prompt-rows 8 --prompt-position 65").code, 2);
 }
 
+TEST(Commands, BenchOfLoading) {
+  const std::string tiny = kTiny + "tiny-nvfp4";
+  const json bench = parsed(run("bench " + tiny + " --load --repeats 2 --threads 2 --json"));
+  uint64_t file_bytes = 0, files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(tiny))
+    if (entry.path().extension() == ".safetensors") {
+      file_bytes += entry.file_size();
+      ++files;
+    }
+  EXPECT_EQ(bench["threads"], 2);
+  EXPECT_EQ(bench["files"], files);
+  EXPECT_EQ(bench["file_bytes"], file_bytes);
+  EXPECT_EQ(bench["payload_bytes"], 5464904);
+  const json &plain = bench["plain_read"], &load = bench["load"];
+  EXPECT_EQ(plain["bytes"], file_bytes);
+  for (const json& each : {plain, load}) {
+    EXPECT_GT(each["seconds"], 0);
+    EXPECT_GE(each["slowest_seconds"], each["seconds"]);
+    EXPECT_LE(each["slowest_bytes_per_s"], each["bytes_per_s"]);
+    EXPECT_GE(each["cached_before"], 0);
+    EXPECT_LE(each["cached_before"], 1);
+  }
+  EXPECT_GT(plain["slowest_bytes_per_s"], 0);
+  // The CPU computes on the mapped files. What a load brings into memory of them depends on what the system dropped.
+  EXPECT_EQ(load["copies"], false);
+  EXPECT_LE(load["bytes"], file_bytes);
+  EXPECT_EQ(bench["host_weight_bytes"], 5464904);
+  EXPECT_GE(bench["load_beside_plain_read"], 0);
+  EXPECT_GT(bench["peak_host_bytes"], 1 << 20);
+  EXPECT_LT(bench["peak_host_bytes"], 1 << 30);
+  EXPECT_NE(run("bench " + tiny + " --load --repeats 1").text.find("of the plain read's rate"), std::string::npos);
+}
+
+TEST(Commands, BenchOfLoadingRefuses) {
+  const TemporaryDirectory empty;
+  const Output none = run("bench " + empty.path().string() + " --load");
+  EXPECT_EQ(none.code, 1);
+  EXPECT_NE(none.text.find("no checkpoint: none of model.safetensors.index.json"), std::string::npos) << none.text;
+  EXPECT_EQ(run("bench --load").code, 2);
+  EXPECT_EQ(run("bench --load --synthetic tiny").code, 2);
+  const std::string tiny = "bench " + kTiny + "tiny-nvfp4 ";
+  EXPECT_EQ(run(tiny + "--load --tokens 4").code, 2);  // options without effect
+  const Output backend = run(tiny + "--backend cpu");
+  EXPECT_EQ(backend.code, 2);
+  EXPECT_NE(backend.text.find("is for --synthetic and --load"), std::string::npos) << backend.text;
+}
+
 }  // namespace
 }  // namespace verbatim::cli

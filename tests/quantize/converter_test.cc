@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/process_memory.h"
 #include "model/synth.h"
 #include "quantize/calibrate.h"
 #include "quantize/conversion_plan.h"
@@ -312,14 +313,6 @@ TEST(Convert, WeightOnly) {
   }
 }
 
-// A peak in the process's memory, in bytes, since the last reset. 0 where the system does not tell.
-uint64_t peak_bytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);)
-    if (line.starts_with("VmHWM:")) return 1024 * std::stoull(line.substr(6));
-  return 0;
-}
-
 // Memory follows the batch, not the source.
 TEST(Convert, MemoryIsBounded) {
   const TemporaryDirectory scratch;
@@ -330,11 +323,11 @@ TEST(Convert, MemoryIsBounded) {
   EXPECT_GT(source.payload_bytes(), 75u << 20);
   const model::Config config = model::parse_config(source.config_text(), "synth");
   ASSERT_TRUE(prepare_output(source, out, false));
-  if (!(std::ofstream("/proc/self/clear_refs") << "5" << std::flush)) GTEST_SKIP() << "no /proc/self/clear_refs";
-  const uint64_t before = peak_bytes();
+  if (!reset_peak_resident()) GTEST_SKIP() << "no /proc/self/clear_refs";
+  const uint64_t before = peak_resident_bytes();
   convert(source, config, find_recipe("nvfp4-experts-w4a4"), nullptr,
           {.out = out, .tool_version = "t", .batch_bytes = 1 << 20}, pool);
-  const uint64_t grown = peak_bytes() - before;
+  const uint64_t grown = peak_resident_bytes() - before;
   // 3 batches of 1 MiB with their results, the reader's 8 MiB at most, 5,600 tensors in plan, index and manifest.
   EXPECT_LT(grown, 28u << 20) << grown;
 
