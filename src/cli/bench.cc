@@ -215,8 +215,9 @@ void add_bench(CLI::App& app) {
   command->add_option("--form", options->form, "How it stores its experts")
       ->check(CLI::IsMember({"nvfp4", "bf16"}))
       ->needs(synthetic);
-  CLI::Option* backend = command->add_option("--backend", options->backend, "Where it computes, or is loaded to")
-                             ->check(CLI::IsMember({"cpu", "cuda"}));
+  CLI::Option* backend =
+      command->add_option("--backend", options->backend, "Where --synthetic computes or --load loads to")
+          ->check(CLI::IsMember({"cpu", "cuda"}));
   CLI::Option* load =
       command
           ->add_flag("--load", options->load, "Instead: loading to the backend, beside a plain read of the same files")

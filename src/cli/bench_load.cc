@@ -53,7 +53,7 @@ uint64_t drop(const Files& files) {
   return cached_of(files);
 }
 
-// Repeats of one way to the bytes.
+// The repeats of one way to read the files.
 struct Passes {
   std::vector<double> seconds, bytes_per_s;
   uint64_t bytes = 0;         // of the last pass
