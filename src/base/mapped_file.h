@@ -24,13 +24,14 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   size_t size() const { return size_; }
 
-  // Lets the system drop the whole pages of [offset, offset + bytes) from memory. They stay readable: a later touch
-  // reads the file again.
+  // Lets the system drop the whole pages of [offset, offset + bytes) from memory, its cache of the file included. They
+  // stay readable: a later touch reads the file again.
   void release(size_t offset, size_t bytes) const;
 
  private:
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
+  int fd_ = -1;
 };
 
 // A whole small text file. Throws Error(kIo) if it cannot be read, Error(kFormat) if larger than `limit_bytes`.

@@ -60,6 +60,29 @@ TEST(CachedBytes, FollowWhatIsReadAndDropped) {
   std::filesystem::remove(path);
 }
 
+// What a mapped file lets go of is in no cache either; the rest of it stays, and all is read again.
+TEST(CachedBytes, LoseWhatAMappedFileReleases) {
+  const auto path = temporary("released");
+  constexpr size_t kBytes = 8 << 20, kHalf = kBytes / 2;
+  write_file_atomically(path, std::string(kBytes, 'x'));
+  drop_cached_pages(path);
+  if (cached_bytes(path) != 0) GTEST_SKIP() << "a file system in memory keeps all";
+  const MappedFile file(path);
+  const auto touch = [&] {
+    size_t sum = 0;
+    for (const std::byte each : file.bytes()) sum += std::to_integer<size_t>(each);
+    return sum;
+  };
+  EXPECT_EQ(touch(), kBytes * 'x');
+  EXPECT_EQ(cached_bytes(path), kBytes);
+  file.release(0, kHalf);
+  // The system may keep a large page that reaches over the end.
+  EXPECT_LE(cached_bytes(path), kBytes - kHalf + (2 << 20));
+  EXPECT_GE(cached_bytes(path), kBytes - kHalf);
+  EXPECT_EQ(touch(), kBytes * 'x');
+  std::filesystem::remove(path);
+}
+
 TEST(PeakResident, FollowsWhatIsTouched) {
   if (!reset_peak_resident() || peak_resident_bytes() == 0) GTEST_SKIP() << "the system does not tell";
   constexpr size_t kBytes = 64 << 20;
