@@ -209,8 +209,6 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 cudaError_t kda_sequence(cudaStream_t stream, const KdaProblem& problem, int64_t first, int64_t count) {
-  const cudaError_t error = share_multiprocessors(sequence_kernel);
-  if (error != cudaSuccess) return error;
   return launch(sequence_kernel, static_cast<unsigned>(problem.shape.heads * kKdaSlices), kThreads,
                 static_cast<size_t>(kda_chunks_shared_bytes()), stream, problem, first, count);
 }

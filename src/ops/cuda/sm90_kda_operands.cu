@@ -212,8 +212,6 @@ static_assert(kConvRing <= kChunkRows);
 }  // namespace
 
 cudaError_t kda_operands(cudaStream_t stream, const KdaProblem& problem, int64_t first, int64_t count) {
-  const cudaError_t error = share_multiprocessors(operands_kernel);
-  if (error != cudaSuccess) return error;
   return launch(operands_kernel, static_cast<unsigned>(count * problem.shape.heads), kThreads, 0, stream, problem,
                 first);
 }

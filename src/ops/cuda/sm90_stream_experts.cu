@@ -498,8 +498,6 @@ cudaError_t stream_experts(cudaStream_t stream, const DeviceLimits& limits, cons
     error = second.resident ? launch(expert_kernel<true, true>, blocks, kThreads, bytes(second), stream, second)
                             : launch(expert_kernel<true, false>, blocks, kThreads, bytes(second), stream, second);
   if (error != cudaSuccess) return error;
-  error = share_multiprocessors(combine_kernel);
-  if (error != cudaSuccess) return error;
   const int64_t threads = p.rows * p.width / kCombineOutputs;
   return launch(combine_kernel, static_cast<unsigned>((threads + kCombineThreads - 1) / kCombineThreads),
                 kCombineThreads, 0, stream, second);
