@@ -133,6 +133,20 @@ TEST(StreamPlan, ManyInputsOfFewRowsComeInTheRing) {
   EXPECT_FALSE(plan_stream(std::vector{product(0, 4096, 16384, 1, 1.0f)}, 1, kShared).sets.empty());
 }
 
+// Sparse attention's first group has many inputs and is short; linear attention's first is long, its second has few.
+TEST(StreamPlan, ShortLaunchesOfManyInputsNeedNotFitBesideOthers) {
+  const std::vector<StreamedProduct> sparse = {product(0, 1536, 4096), product(0, 576, 4096), product(0, 128, 4096, 3),
+                                               product(0, 96, 4096, 3)};
+  const auto beside = [](const std::vector<StreamedProduct>& group) {
+    const StreamPlan plan = plan_stream(group, 16, kShared);
+    EXPECT_GE(plan.launches.size(), 2u);
+    return plan.launches.back().fits_beside;
+  };
+  EXPECT_FALSE(beside(sparse));
+  EXPECT_TRUE(beside(first_group()));
+  EXPECT_TRUE(beside(second_group()));
+}
+
 // Launches beside the first fit into what it leaves of a multiprocessor, or take the shape they have alone.
 TEST(StreamPlan, LaunchesBesideOthersFitBesideThem) {
   StreamProblem p;

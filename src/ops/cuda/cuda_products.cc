@@ -130,6 +130,7 @@ void CudaOps::stream(std::span<const OwnProduct> products, int64_t rows, int par
           "matmul");
   StreamTurn turn;
   for (const StreamPlan::Launch& launch : plan.launches) {
+    if (!launch.fits_beside) turn.shared_bytes = 0;
     std::vector<RowsProduct> together;
     for (const StreamPlan::Piece& piece : launch.pieces) {
       const OwnProduct& own = products[static_cast<size_t>(piece.product)];

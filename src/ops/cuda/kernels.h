@@ -184,7 +184,9 @@ cudaError_t prepare_fragments(cudaStream_t stream, const Fragments* fragments, i
 // and then lets the next start; each of those beside it ends after the one in front of it.
 struct StreamTurn {
   bool beside = false;
-  int64_t shared_bytes = 0;  // that the launches in front take of a multiprocessor; a launch adds its own
+  // That the launches in front take of a multiprocessor, to which a launch adds its own; 0: it need not fit beside
+  // them.
+  int64_t shared_bytes = 0;
 };
 // One launch of plan_stream(): all have one form, as many columns and parts, and fragment_tiles; all have x of the same
 // rows (of input_scale 0, with rows times the most terms up to 8), all have ring_rows, or all have fragments.

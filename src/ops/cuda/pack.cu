@@ -39,7 +39,7 @@ __global__ void unpack_bf16_kernel(const uint4* from, int64_t tiles, int64_t col
   }
 }
 
-__global__ void pack_nvfp4_kernel(Weights plain, int64_t tiles, uint4* to, uint8_t* scales) {
+__global__ void pack_nvfp4_kernel(Weights plain, int64_t tiles, uint4* to, uint32_t* scales) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x, across = plain.columns / kPackedBlockColumns;
   if (i >= tiles * across * 32) return;
   const auto lane = static_cast<int>(i % 32);
@@ -47,27 +47,28 @@ __global__ void pack_nvfp4_kernel(Weights plain, int64_t tiles, uint4* to, uint8
   uint32_t words[4];
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
-    uint32_t word = 0;
+    uint32_t pairs[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int64_t r = row + j % 2 * 8, column = block * kPackedBlockColumns + step * 16 + lane % 4 * 2 + j / 2 * 8;
       const bool weighs = r < plain.rows && plain.block_scale[r * plain.block_scale_stride + block * 4 + step] != 0;
       const uint32_t two = weighs ? plain.data[r * plain.row_bytes + column / 2] : 0u;
-      word |= pack_code(two & 15, j) | pack_code(two >> 4, j) << 16;
+      pairs[j] = pair_of_codes(two & 15, two >> 4);
     }
-    words[step] = word;
+    words[step] = pack_pairs(pairs);
   }
   to[i] = make_uint4(words[0], words[1], words[2], words[3]);
   if (lane % 4 != 0) return;
-  for (int half = 0; half < 2; ++half)
-    for (int step = 0; step < 4; ++step) {
-      const int64_t r = row + half * 8;
-      scales[(tile * across + block) * 64 + lane / 4 * 8 + half * 4 + step] =
-          r < plain.rows ? pack_scale(plain.block_scale[r * plain.block_scale_stride + block * 4 + step]) : uint8_t{0};
-    }
+  for (int half = 0; half < 2; ++half) {
+    const int64_t r = row + half * 8;
+    uint8_t four[4];
+    for (int step = 0; step < 4; ++step)
+      four[step] = r < plain.rows ? pack_scale(plain.block_scale[r * plain.block_scale_stride + block * 4 + step]) : 0;
+    scales[(tile * across + block) * 16 + lane / 4 * 2 + half] = pack_scales(four);
+  }
 }
 
-__global__ void unpack_nvfp4_kernel(const uint4* from, const uint8_t* packed_scales, int64_t tiles, int64_t columns,
+__global__ void unpack_nvfp4_kernel(const uint4* from, const uint32_t* packed_scales, int64_t tiles, int64_t columns,
                                     int64_t rows, uint8_t* to, int64_t row_bytes, uint8_t* scales,
                                     int64_t scale_stride) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x, across = columns / kPackedBlockColumns;
@@ -82,18 +83,17 @@ __global__ void unpack_nvfp4_kernel(const uint4* from, const uint8_t* packed_sca
     for (int j = 0; j < 4; ++j) {
       const int64_t r = row + j % 2 * 8, column = block * kPackedBlockColumns + step * 16 + lane % 4 * 2 + j / 2 * 8;
       if (r >= rows) continue;
-      const auto code = [&](uint32_t half) { return (half >> 6 & 7) | (half >> 12 & 8); };
-      to[r * row_bytes + column / 2] = static_cast<uint8_t>(code(pairs[j] & 0xffff) | code(pairs[j] >> 16) << 4);
+      to[r * row_bytes + column / 2] = static_cast<uint8_t>(code_of_pair(pairs[j], 0) | code_of_pair(pairs[j], 1) << 4);
     }
   }
   if (lane % 4 != 0) return;
-  for (int half = 0; half < 2; ++half)
-    for (int step = 0; step < 4; ++step) {
-      const int64_t r = row + half * 8;
-      if (r < rows)
-        scales[r * scale_stride + block * 4 + step] =
-            unpack_scale(packed_scales[(tile * across + block) * 64 + lane / 4 * 8 + half * 4 + step]);
-    }
+  for (int half = 0; half < 2; ++half) {
+    const int64_t r = row + half * 8;
+    if (r >= rows) continue;
+    const uint32_t four = packed_scales[(tile * across + block) * 16 + lane / 4 * 2 + half];
+    for (int step = 0; step < 4; ++step)
+      scales[r * scale_stride + block * 4 + step] = unpack_scale(packed_scale_of(four, step));
+  }
 }
 
 unsigned blocks_for(int64_t count) { return static_cast<unsigned>((count + kThreads - 1) / kThreads); }
@@ -118,7 +118,7 @@ cudaError_t pack(cudaStream_t stream, const Weights& plain, void* to, void* scal
                                                                                      static_cast<uint4*>(to));
   else
     pack_nvfp4_kernel<<<blocks_for(tiles * plain.columns / 2), kThreads, 0, stream>>>(
-        plain, tiles, static_cast<uint4*>(to), static_cast<uint8_t*>(scales));
+        plain, tiles, static_cast<uint4*>(to), static_cast<uint32_t*>(scales));
   return cudaGetLastError();
 }
 
@@ -131,8 +131,8 @@ cudaError_t unpack(cudaStream_t stream, const Weights& packed, void* to, int64_t
         from, tiles, packed.columns, packed.rows, static_cast<uint8_t*>(to), row_bytes);
   else
     unpack_nvfp4_kernel<<<blocks_for(tiles * packed.columns / 2), kThreads, 0, stream>>>(
-        from, packed.block_scale, tiles, packed.columns, packed.rows, static_cast<uint8_t*>(to), row_bytes,
-        static_cast<uint8_t*>(scales), scale_stride);
+        from, reinterpret_cast<const uint32_t*>(packed.block_scale), tiles, packed.columns, packed.rows,
+        static_cast<uint8_t*>(to), row_bytes, static_cast<uint8_t*>(scales), scale_stride);
   return cudaGetLastError();
 }
 

@@ -2,12 +2,9 @@
 // columns is an operand of mma m16n8k16: lane l holds, of rows g = l / 4 and g + 8, the columns 2q, 2q + 1, 2q + 8 and
 // 2q + 9, q = l % 4. Tiles of 16 rows follow each other, inside one the columns; rows are filled up with zeros.
 //   BF16: [row tile][columns / 16][lane][16 bytes]: a0 (g), a1 (g + 8), a2 (g, columns + 8), a3 (g + 8, columns + 8).
-//   NVFP4: codes [row tile][columns / 64][lane][16 bytes], one word a tile of 16 columns. Of the eight codes of a word
-//     the pairs a0 to a3 stand in both halves so that few operations bring sign and magnitude to bits 15 and 8 to 6:
-//     a0 at bits 15, 8 7 6; a1 at 12, 5 4 3; a2 at 9, 2 1 0; a3 at 14, 13 11 10. Scales [row tile][columns / 64][g]
-//     [8 bytes]: four of row g, four of row g + 8, each with an exponent of five bits in the place of e4m3's sign and
-//     four, so that its subnormals are normal; 0 is 0, and codes under it, which weigh nothing, are 0 as well. None
-//     negative or NaN.
+//   NVFP4: codes [row tile][columns / 64][lane][16 bytes], one word a tile of 16 columns, whose pairs (nvfp4_words.cuh)
+//     are a0 to a3. Scales [row tile][columns / 64][g][8 bytes]: a word of row g's four, one of row g + 8's; 0 is 0,
+//     and codes under it, which weigh nothing, are 0 as well. None negative or NaN.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -25,26 +22,6 @@ __device__ __host__ inline int64_t packed_tile_bytes(WeightForm form, int64_t co
   return form == WeightForm::kBf16 ? columns * 32 : columns * 8;
 }
 __device__ __host__ inline int64_t packed_scale_tile_bytes(int64_t columns) { return columns; }
-
-// The pairs of a word of NVFP4 codes as bfloat16 times 2^-126.
-__device__ inline void unpack_pairs(uint32_t word, uint32_t (&pairs)[4]) {
-  constexpr uint32_t kInPlace = 0x81c081c0u;
-  pairs[0] = word & kInPlace;
-  pairs[1] = (word << 3) & kInPlace;
-  pairs[2] = (word << 6) & kInPlace;
-  pairs[3] = ((word << 1) & 0x80008000u) | ((word >> 5) & 0x01000100u) | ((word >> 4) & 0x00c000c0u);
-}
-
-// A code's sign and magnitude (four bits) at their places of pair `pair` in the lower half.
-__device__ inline uint32_t pack_code(uint32_t code, int pair) {
-  const uint32_t sign = code >> 3 & 1, high = code >> 2 & 1, low = code & 3;
-  switch (pair) {
-    case 0: return sign << 15 | high << 8 | low << 6;
-    case 1: return sign << 12 | high << 5 | low << 3;
-    case 2: return sign << 9 | high << 2 | low;
-    default: return sign << 14 | high << 13 | low << 10;
-  }
-}
 
 __device__ inline __nv_bfloat162 as_pair(uint32_t bits) { return *reinterpret_cast<const __nv_bfloat162*>(&bits); }
 __device__ inline uint32_t as_bits(__nv_bfloat162 pair) { return *reinterpret_cast<const uint32_t*>(&pair); }
@@ -97,15 +74,13 @@ struct Stage<WeightForm::kNvfp4, kTiles> {
   __device__ void operand(int i, uint32_t (&a)[4]) const {
     const uint4& four = codes[i / 4];
     const uint32_t word = i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
-    // The scales times 2^118: their bits, four places up, and 224 more of the exponent. Bytes 0 and 2 stand in the
-    // halves of one word, 1 and 3 in those of another. With the codes, 2^126 times smaller, one multiplication gives
-    // the weights times 2^-8 exactly.
-    const uint32_t low = i % 2 == 0 ? scales[i / 4].x << 4 : scales[i / 4].x >> 4;
-    const uint32_t high = i % 2 == 0 ? scales[i / 4].y << 4 : scales[i / 4].y >> 4;
-    const __nv_bfloat162 both_low = as_pair((low & 0x0ff00ff0u) | 0x70007000u);
-    const __nv_bfloat162 both_high = as_pair((high & 0x0ff00ff0u) | 0x70007000u);
-    const __nv_bfloat162 first = i % 4 < 2 ? __low2bfloat162(both_low) : __high2bfloat162(both_low);
-    const __nv_bfloat162 second = i % 4 < 2 ? __low2bfloat162(both_high) : __high2bfloat162(both_high);
+    // Of rows g and g + 8, of tiles 0 and 2 and of 1 and 3, times 2^118. With the codes, 2^126 times smaller, one
+    // multiplication gives the weights times 2^-8 exactly.
+    __nv_bfloat162 low[2], high[2];
+    unpack_scales(scales[i / 4].x, low);
+    unpack_scales(scales[i / 4].y, high);
+    const __nv_bfloat162 first = i % 4 < 2 ? __low2bfloat162(low[i % 2]) : __high2bfloat162(low[i % 2]);
+    const __nv_bfloat162 second = i % 4 < 2 ? __low2bfloat162(high[i % 2]) : __high2bfloat162(high[i % 2]);
     uint32_t pairs[4];
     unpack_pairs(word, pairs);
     a[0] = as_bits(__hmul2(as_pair(pairs[0]), first));

@@ -13,6 +13,9 @@ constexpr int kThriceRows = 2;
 // Matrices that layers of two rows may read again and again.
 constexpr int64_t kFewOutputs = 512, kFewColumns = 512, kMostLayeredRows = 8;
 
+// A launch of fewer bytes is no longer than what would run beside it in a narrow shape.
+constexpr int64_t kLongBytes = 32'000'000;
+
 // So many inputs come in the ring even where they would fit whole: the weights stream more evenly.
 constexpr int64_t kManyColumns = 8192;
 
@@ -96,6 +99,9 @@ StreamPlan plan_stream(std::span<const StreamedProduct> products, int64_t rows, 
   }
   std::stable_sort(plan.launches.begin(), plan.launches.end(),
                    [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+  for (StreamPlan::Launch& launch : plan.launches)
+    launch.fits_beside = plan.launches.front().bytes >= kLongBytes ||
+                         products[static_cast<size_t>(launch.pieces.front().product)].columns <= kFewColumns;
   return plan;
 }
 

@@ -48,10 +48,12 @@ struct StreamPlan {
   // Pieces of one form, as many columns and column tiles; at most kMostGroup, of at most two inputs.
   struct Launch {
     std::vector<Piece> pieces;
-    int64_t bytes = 0;  // of weights
+    int64_t bytes = 0;        // of weights
+    bool fits_beside = true;  // it takes the shape that fits beside those in front, else the one it has alone
   };
   std::vector<Set> sets;
-  // The most bytes first; the others may run beside it, as no product reads what another writes.
+  // The most bytes first; the others may run beside it, as no product reads what another writes. Of many inputs they
+  // need the warps that they have alone, unless the first takes long.
   std::vector<Launch> launches;
 };
 

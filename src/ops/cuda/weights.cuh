@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/nvfp4_words.cuh"
 
 namespace verbatim::ops::cuda {
 
@@ -29,21 +30,6 @@ __device__ inline float e2m1_value(uint32_t code) {
   return __half2float(__ushort_as_half(half)) * 16384.0f;
 }
 
-// A scale of e4m3, neither negative nor NaN, as it is packed: 2^(exponent - 21) (1 + three bits / 8); and back.
-__device__ inline uint8_t pack_scale(uint32_t scale) {
-  if (scale >= 8) return static_cast<uint8_t>(scale + (14 << 3));
-  if (scale == 0) return 0;
-  const int shift = scale >= 4   ? 1
-                    : scale >= 2 ? 2
-                                 : 3;  // 2^-9 times one to seven: the first bit becomes the leading one
-  return static_cast<uint8_t>((15 - shift) << 3 | (scale << shift & 7));
-}
-__device__ inline uint8_t unpack_scale(uint32_t packed) {
-  if (packed >= 15 << 3) return static_cast<uint8_t>(packed - (14 << 3));
-  if (packed == 0) return 0;
-  return static_cast<uint8_t>((8 | (packed & 7)) >> (15 - (packed >> 3)));
-}
-
 // Where packed.cuh puts sixteen bytes: of the tile of `columns` columns that holds (row, k), and lane l of it.
 __device__ inline int64_t packed_lane(int64_t row, int64_t k, int64_t all_columns, int columns) {
   const int64_t lane = row % 8 * 4 + k % 8 / 2;
@@ -67,12 +53,12 @@ __device__ inline float weight_value(const Weights& w, int64_t row, int64_t k) {
     if (w.packed) {
       const auto pair = static_cast<int>(row % 16 / 8 + k % 16 / 8 * 2);
       const auto* words = reinterpret_cast<const uint32_t*>(w.data + packed_lane(row, k, w.columns, 64));
-      const uint32_t half = words[k % 64 / 16] >> (k % 2 * 16);
-      const uint32_t at = pair == 3 ? 14 : 15 - 3 * pair, high = pair == 3 ? 13 : 8 - 3 * pair;
-      const uint32_t low = pair == 3 ? 10 : 6 - 3 * pair;
-      const uint32_t code = (half >> at & 1) << 3 | (half >> high & 1) << 2 | (half >> low & 3);
+      uint32_t pairs[4];
+      unpack_pairs(words[k % 64 / 16], pairs);
+      const uint32_t code = code_of_pair(pairs[pair], static_cast<int>(k % 2));
+      const int64_t scales = (row / 16 * (w.columns / 64) + k / 64) * 64 + row % 8 * 8 + row % 16 / 8 * 4;
       const uint8_t scale =
-          w.block_scale[(row / 16 * (w.columns / 64) + k / 64) * 64 + row % 8 * 8 + row % 16 / 8 * 4 + k % 64 / 16];
+          packed_scale_of(*reinterpret_cast<const uint32_t*>(w.block_scale + scales), static_cast<int>(k % 64 / 16));
       return e2m1_value(code) * e4m3_value(unpack_scale(scale));
     }
     const uint32_t byte = data[k / 2];
