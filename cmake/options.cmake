@@ -1,12 +1,14 @@
 # Every option has an effect; one that cannot have it is an error, never a silent no-op.
 option(VERBATIM_CUDA "Build the CUDA backend (needs a CUDA compiler)" OFF)
+option(VERBATIM_RACECHECK "Kernels as race checkers can follow them: every lane of a warp arrives at barriers" OFF)
 option(VERBATIM_CORE_ONLY "Leave out text, media and server and the libraries they need" OFF)
 option(VERBATIM_TESTS "Build the tests (needs GoogleTest)" ON)
 option(VERBATIM_BENCH "Build the benchmarks (needs Google Benchmark)" OFF)
 option(VERBATIM_FUZZ "Build the fuzz targets (needs clang's libFuzzer)" OFF)
 set(VERBATIM_SANITIZE "" CACHE STRING "address, undefined, thread or empty")
 
-set(known_options VERBATIM_CUDA VERBATIM_CORE_ONLY VERBATIM_TESTS VERBATIM_BENCH VERBATIM_FUZZ VERBATIM_SANITIZE)
+set(known_options VERBATIM_CUDA VERBATIM_RACECHECK VERBATIM_CORE_ONLY VERBATIM_TESTS VERBATIM_BENCH VERBATIM_FUZZ
+  VERBATIM_SANITIZE)
 get_cmake_property(cached CACHE_VARIABLES)
 foreach(name IN LISTS cached)
   # project() itself caches the four below.
@@ -35,6 +37,6 @@ if(VERBATIM_CUDA)
     # CMake 3.25 does not know that nvcc 13 can.
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
   endif()
-elseif(DEFINED CMAKE_CUDA_ARCHITECTURES)
-  message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES has no effect without VERBATIM_CUDA=ON")
+elseif(DEFINED CMAKE_CUDA_ARCHITECTURES OR VERBATIM_RACECHECK)
+  message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES and VERBATIM_RACECHECK have no effect without VERBATIM_CUDA=ON")
 endif()

@@ -3,8 +3,9 @@
 #   scripts/device-check.sh pack      here: gathers the headers and libraries that the build needs in build/device (3 MB),
 #                                     to be carried with the source tree
 #   scripts/device-check.sh run [OUT] there: builds, runs the tests labelled cuda, prints a table; logs go to OUT
-#   scripts/device-check.sh sanitize [OUT] there, after run: the tiny models under compute-sanitizer (memcheck, then
-#                                     racecheck, at most SECONDS_EACH, 120, a test), with what was found by kernel
+#   scripts/device-check.sh sanitize [OUT] there: the tiny models under compute-sanitizer (memcheck, then racecheck on a
+#                                     build that it can follow, VERBATIM_RACECHECK; at most SECONDS_EACH, 120, a test),
+#                                     with what was found by kernel. BUILT holds build/ and race/ if they are there
 set -euo pipefail
 cd "$(dirname "$0")/.."
 carried=build/device/prefix
@@ -30,25 +31,31 @@ pack() {
   du -sh "$carried"
 }
 
-run() {
-  local out=${1:-build/device/out} jobs
-  jobs=$(nproc)
-  mkdir -p "$out"
-  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || true
+# build DIRECTORY LOG_FOLDER TARGETS [OPTION...]
+build() {
+  local directory=$1 out=$2 targets=$3 start=$SECONDS
+  shift 3
   export CPLUS_INCLUDE_PATH="$PWD/$carried/include"
   # Warnings of a compiler that this project is not developed with are no errors.
+  mkdir -p build/device
   printf '#!/bin/sh\nexec "$@" -Wno-error\n' > build/device/launcher
   chmod +x build/device/launcher
-  local architecture=${ARCHITECTURES:-90a}
-  local start=$SECONDS
-  cmake -S . -B build/device/build -G Ninja -DCMAKE_BUILD_TYPE=Release -DVERBATIM_CORE_ONLY=ON -DVERBATIM_CUDA=ON \
-    -DCMAKE_CUDA_ARCHITECTURES="$architecture" -DCMAKE_PREFIX_PATH="$PWD/$carried" \
-    -DCMAKE_CXX_COMPILER_LAUNCHER="$PWD/build/device/launcher" > "$out/configure.log" 2>&1 \
+  cmake -S . -B "$directory" -G Ninja -DCMAKE_BUILD_TYPE=Release -DVERBATIM_CORE_ONLY=ON -DVERBATIM_CUDA=ON \
+    -DCMAKE_CUDA_ARCHITECTURES="${ARCHITECTURES:-90a}" -DCMAKE_PREFIX_PATH="$PWD/$carried" \
+    -DCMAKE_CXX_COMPILER_LAUNCHER="$PWD/build/device/launcher" "$@" > "$out/configure.log" 2>&1 \
     || { tail -n 30 "$out/configure.log"; exit 1; }
-  cmake --build build/device/build -j "$jobs" --target \
-    verbatim cuda_ops_tests cuda_model_tests cuda_device_tests cuda_engine_tests cuda_attention_tests > "$out/build.log" 2>&1 \
+  # shellcheck disable=SC2086
+  cmake --build "$directory" -j "$(nproc)" --target $targets > "$out/build.log" 2>&1 \
     || { grep -E "error|FAILED" -A 5 "$out/build.log" | head -n 60; exit 1; }
-  echo "built in $((SECONDS - start)) s on $jobs cores"
+  echo "built $directory in $((SECONDS - start)) s on $(nproc) cores"
+}
+
+run() {
+  local out=${1:-build/device/out} start
+  mkdir -p "$out"
+  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || true
+  build build/device/build "$out" \
+    "verbatim cuda_ops_tests cuda_model_tests cuda_device_tests cuda_engine_tests cuda_attention_tests"
   local failed=0
   for tests in cuda_device_tests cuda_model_tests cuda_ops_tests cuda_engine_tests cuda_attention_tests; do
     start=$SECONDS
@@ -67,14 +74,19 @@ run() {
 }
 
 sanitize() {
-  local out=${1:-build/device/out} tests=${TESTS:-build/device/build/tests/cuda} failed=0
+  local out=${1:-build/device/out} built=${BUILT:-build/device} failed=0
   mkdir -p "$out"
-  local selections=("cuda_model_tests Golden*" "cuda_device_tests Layers.AsShipped*:DeviceModel.*" \
-    "cuda_device_tests *FewRowsExperts*/0" "cuda_engine_tests RecordedEngine.AChain*")
+  local binaries="cuda_model_tests cuda_device_tests cuda_engine_tests"
+  [ -x "$built/build/tests/cuda/cuda_engine_tests" ] || build "$built/build" "$out" "$binaries"
+  [ -x "$built/race/tests/cuda/cuda_engine_tests" ] || build "$built/race" "$out" "$binaries" -DVERBATIM_RACECHECK=ON
+  local selections=("cuda_model_tests Golden.Decode:Golden.TextLogits" "cuda_model_tests Golden.Quantised*:Golden.W4A4*" \
+    "cuda_device_tests *FewRowsExperts*/0:Warpgroup.*" "cuda_engine_tests RecordedEngine.AChain*" \
+    "cuda_device_tests Layers.AsShipped*:DeviceModel.ChunksOfAPrompt")
   for tool in memcheck racecheck; do
     for selection in "${selections[@]}"; do
       read -r binary filter <<< "$selection"
-      local log start=$SECONDS status=0
+      local log start=$SECONDS status=0 tests=$built/build/tests/cuda
+      if [ $tool = racecheck ]; then tests=$built/race/tests/cuda; fi
       log="$out/$tool-$binary-$(echo "$filter" | tr -dc 'A-Za-z').log"
       timeout "${SECONDS_EACH:-120}" compute-sanitizer --tool "$tool" --print-limit 10000 --error-exitcode 9 \
         "$tests/$binary" --gtest_brief=1 --gtest_filter="$filter" > "$log" 2>&1 || status=$?
@@ -93,5 +105,5 @@ case "${1:-}" in
   pack) pack ;;
   sanitize) shift; sanitize "$@" ;;
   run) shift; run "$@" ;;
-  *) sed -n '2,7p' "$0"; exit 2 ;;
+  *) sed -n '2,9p' "$0"; exit 2 ;;
 esac

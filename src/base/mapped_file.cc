@@ -26,7 +26,7 @@ struct Descriptor {
 
 }  // namespace
 
-MappedFile::MappedFile(const std::filesystem::path& path) {
+MappedFile::MappedFile(const std::filesystem::path& path) : path_(path.string()) {
   Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
   if (file.fd < 0) fail(ErrorKind::kIo, path.string(), "cannot open: {}", std::strerror(errno));
   struct stat info {};
@@ -49,13 +49,25 @@ MappedFile::~MappedFile() {
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)),
-      fd_(std::exchange(other.fd_, -1)) {}
+      fd_(std::exchange(other.fd_, -1)),
+      path_(std::move(other.path_)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   std::swap(fd_, other.fd_);
+  std::swap(path_, other.path_);
   return *this;
+}
+
+void MappedFile::read(size_t offset, std::span<std::byte> out) const {
+  for (size_t done = 0; done < out.size();) {
+    const ssize_t n = ::pread(fd_, out.data() + done, out.size() - done, static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail(ErrorKind::kIo, path_, "cannot read at byte {}: {}", offset + done, std::strerror(errno));
+    if (n == 0) fail(ErrorKind::kIo, path_, "ends at byte {}; it was longer when it was opened", offset + done);
+    done += static_cast<size_t>(n);
+  }
 }
 
 void MappedFile::release(size_t offset, size_t bytes) const {

@@ -24,6 +24,10 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   size_t size() const { return size_; }
 
+  // Bytes from `offset` on by read calls: a failing disk is an error, not a fault. Throws Error(kIo), also where the
+  // file ends before `out` is full.
+  void read(size_t offset, std::span<std::byte> out) const;
+
   // Lets the system drop the whole pages of [offset, offset + bytes) from memory, its cache of the file included. They
   // stay readable: a later touch reads the file again.
   void release(size_t offset, size_t bytes) const;
@@ -32,6 +36,7 @@ class MappedFile {
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
   int fd_ = -1;
+  std::string path_;
 };
 
 // A whole small text file. Throws Error(kIo) if it cannot be read, Error(kFormat) if larger than `limit_bytes`.

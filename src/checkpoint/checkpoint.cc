@@ -255,8 +255,8 @@ std::span<const std::byte> Checkpoint::data(const TensorView& tensor) const {
   return shards_[raw.shard].file.bytes().subspan(raw.begin + tensor.offset_bytes, tensor.bytes);
 }
 
-void Checkpoint::release(const TensorView& tensor) const {
-  if (has_data_) shards_[raw_[tensor.raw].shard].file.release(file_offset(tensor), tensor.bytes);
+void Checkpoint::release(const TensorView& tensor, uint64_t first_bytes) const {
+  if (has_data_) shards_[raw_[tensor.raw].shard].file.release(file_offset(tensor), first_bytes);
 }
 
 }  // namespace verbatim::checkpoint

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/mapped_file.h"
+#include "base/read_ahead.h"
 #include "checkpoint/dtype.h"
 #include "checkpoint/quantisation.h"
 
@@ -50,8 +51,13 @@ class Checkpoint {
   bool has_data() const { return has_data_; }
   // Where those bytes begin in file_of(tensor.raw), for readers that want errors instead of faults.
   uint64_t file_offset(const TensorView& tensor) const { return raw_[tensor.raw].begin + tensor.offset_bytes; }
+  // The same, for a thread that reads ahead; valid as long as the checkpoint, which must have data.
+  ReadAhead::Range file_range(const TensorView& tensor) const {
+    return {&shards_[raw_[tensor.raw].shard].file, file_offset(tensor), tensor.bytes};
+  }
   // Lets the system drop the tensor's pages from memory; they are read again when touched.
-  void release(const TensorView& tensor) const;
+  void release(const TensorView& tensor) const { release(tensor, tensor.bytes); }
+  void release(const TensorView& tensor, uint64_t first_bytes) const;  // of its first bytes alone
 
   // As stored, before names are mapped and fused tensors are cut.
   size_t raw_count() const { return raw_.size(); }

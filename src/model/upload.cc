@@ -1,34 +1,41 @@
 // From weights where they are mapped to weights where a backend computes.
 #include "model/upload.h"
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "base/progress.h"
+#include "base/read_ahead.h"
 
 namespace verbatim::model {
 
 namespace {
 
-// What is done with a matrix's stored bytes once the backend has a copy of them.
-using Uploaded = std::function<void(const Matrix& stored)>;
+// Of files, read before the backend asks for them: enough for the disk to work while a piece is packed.
+constexpr uint64_t kAheadBytes = 256 << 20;
 
-class Uploader {
+using UseMatrix = std::function<void(Matrix& m, ops::WeightUse use)>;
+using UseVector = std::function<void(const float*& values, int64_t count)>;
+
+// Every weight of a model in one order, and how it will be read.
+class Walk {
  public:
-  Uploader(ops::Ops& ops, const Config& config, int sum_parts, Uploaded uploaded)
-      : ops_(ops), c(config), parts_(sum_parts), uploaded_(std::move(uploaded)) {}
+  Walk(const Config& config, int sum_parts, const UseMatrix& use_matrix, const UseVector& use_vector)
+      : c(config), parts_(sum_parts), use_matrix_(use_matrix), use_vector_(use_vector) {}
 
   // Read by products alone.
   void matrices(std::initializer_list<Matrix*> all) {
-    for (Matrix* m : all) upload(*m, {.only_products = true, .parts = 1});
+    for (Matrix* m : all) use_matrix_(*m, {.only_products = true, .parts = 1});
   }
   // The same, in the parts that ranks cut.
-  void cut_matrix(Matrix& m) { upload(m, {.only_products = true, .parts = parts_}); }
+  void cut_matrix(Matrix& m) { use_matrix_(m, {.only_products = true, .parts = parts_}); }
   // Read by rows.
-  void row_matrix(Matrix& m) { upload(m, {}); }
-  void vector(const float*& values, int64_t count) { values = ops_.upload(values, count); }
+  void row_matrix(Matrix& m) { use_matrix_(m, {}); }
+  void vector(const float*& values, int64_t count) { use_vector_(values, count); }
 
   void expert(ops::ExpertWeights& e) {
     matrices({&e.gate, &e.up});
@@ -89,50 +96,99 @@ class Uploader {
   }
 
  private:
-  void upload(Matrix& m, const ops::WeightUse& use) {
-    const Matrix stored = std::exchange(m, ops_.upload(m, use));
-    if (uploaded_ && stored.data != m.data) uploaded_(stored);
-  }
-
-  ops::Ops& ops_;
   const Config& c;
   int parts_;
-  Uploaded uploaded_;
+  const UseMatrix& use_matrix_;
+  const UseVector& use_vector_;
 };
 
-void upload_all(ops::Ops& ops, Model& model, Uploaded uploaded) {
+void walk(Model& model, const UseMatrix& use_matrix, const UseVector& use_vector) {
   Weights& weights = model.weights;
-  const float* norm = weights.norm;
-  Uploader upload(ops, model.config, model.sum_parts, std::move(uploaded));
-  upload.row_matrix(weights.embedding);
-  upload.matrices({&weights.head});
-  upload.vector(weights.norm, model.config.hidden);
-  for (Layer& layer : weights.layers) upload.layer(layer);
-  if (weights.next_n) upload.next_n(*weights.next_n);
-  if (weights.norm != norm) weights.vectors.clear();
+  Walk all(model.config, model.sum_parts, use_matrix, use_vector);
+  all.row_matrix(weights.embedding);
+  all.matrices({&weights.head});
+  all.vector(weights.norm, model.config.hidden);
+  for (Layer& layer : weights.layers) all.layer(layer);
+  if (weights.next_n) all.next_n(*weights.next_n);
 }
+
+void upload_all(ops::Ops& ops, Model& model, const UseMatrix& upload_matrix) {
+  const float* norm = model.weights.norm;
+  walk(model, upload_matrix, [&](const float*& values, int64_t count) { values = ops.upload(values, count); });
+  if (model.weights.norm != norm) model.weights.vectors.clear();
+}
+
+// Matrices where they are stored: read ahead in the order in which they will be asked for, and dropped behind.
+class StoredMatrices {
+ public:
+  explicit StoredMatrices(const checkpoint::Checkpoint& stored) : stored_(stored) {
+    for (const checkpoint::TensorView& view : stored.tensors()) by_address_[stored.data(view).data()] = &view;
+  }
+  // Before any is uploaded, all of them in order. What stands in no file (packed for drafting) is passed over here and
+  // below.
+  void expect(const Matrix& m) {
+    for (const void* data : {static_cast<const void*>(m.data), static_cast<const void*>(m.block_scale)})
+      if (const checkpoint::TensorView* view = find(data)) order_.push_back(stored_.file_range(*view));
+  }
+  void upload(ops::Ops& ops, Matrix& m, ops::WeightUse use) {
+    Taken data{find(m.data), m.row_bytes}, scales{find(m.block_scale), m.block_scale_stride};
+    use.rows_taken = [&](int64_t rows) {
+      for (Taken* each : {&data, &scales}) take(*each, static_cast<uint64_t>(rows * each->row_bytes));
+    };
+    const Matrix stored = std::exchange(m, ops.upload(m, use));
+    if (stored.data == m.data) return;
+    for (Taken* each : {&data, &scales})
+      if (each->view != nullptr) take(*each, each->view->bytes);
+  }
+  uint64_t done() const { return done_; }
+
+ private:
+  // A tensor of which the backend has the first `bytes`.
+  struct Taken {
+    const checkpoint::TensorView* view = nullptr;
+    int64_t row_bytes = 0;
+    uint64_t bytes = 0;
+  };
+
+  const checkpoint::TensorView* find(const void* data) const {
+    const auto found = by_address_.find(data);
+    return data == nullptr || found == by_address_.end() ? nullptr : found->second;
+  }
+  void take(Taken& tensor, uint64_t bytes) {
+    if (tensor.view == nullptr) return;
+    bytes = std::min(bytes, tensor.view->bytes);
+    if (bytes <= tensor.bytes) return;
+    stored_.release(*tensor.view, bytes);
+    done_ += bytes - std::exchange(tensor.bytes, bytes);
+    // Only a backend that copies comes here.
+    if (!progress_) {
+      progress_.emplace("uploading weights", stored_.payload_bytes() >> 20, "MiB");
+      ahead_.emplace(std::move(order_), kAheadBytes);
+    }
+    progress_->advance(done_ >> 20);
+    ahead_->passed(done_);
+  }
+
+  const checkpoint::Checkpoint& stored_;
+  std::unordered_map<const void*, const checkpoint::TensorView*> by_address_;
+  std::vector<ReadAhead::Range> order_;
+  std::optional<Progress> progress_;
+  std::optional<ReadAhead> ahead_;
+  uint64_t done_ = 0;
+};
 
 }  // namespace
 
-void upload_weights(ops::Ops& ops, Model& model) { upload_all(ops, model, {}); }
+void upload_weights(ops::Ops& ops, Model& model) {
+  upload_all(ops, model, [&](Matrix& m, const ops::WeightUse& use) { m = ops.upload(m, use); });
+}
 
 uint64_t upload_weights(ops::Ops& ops, Model& model, const checkpoint::Checkpoint& stored) {
-  // Matrices that do not stand in a file (packed for drafting) are not found here and stay as they are.
-  std::unordered_map<const void*, const checkpoint::TensorView*> by_address;
-  for (const checkpoint::TensorView& view : stored.tensors()) by_address[stored.data(view).data()] = &view;
-  std::optional<Progress> progress;
-  uint64_t done = 0;
-  upload_all(ops, model, [&](const Matrix& matrix) {
-    if (!progress) progress.emplace("uploading weights", stored.payload_bytes() >> 20, "MiB");
-    for (const void* data : {static_cast<const void*>(matrix.data), static_cast<const void*>(matrix.block_scale)}) {
-      const auto found = by_address.find(data);
-      if (data == nullptr || found == by_address.end()) continue;
-      stored.release(*found->second);
-      done += found->second->bytes;
-    }
-    progress->advance(done >> 20);
-  });
-  return done;
+  StoredMatrices matrices(stored);
+  walk(
+      model, [&](Matrix& m, const ops::WeightUse&) { matrices.expect(m); }, [](const float*&, int64_t) {});
+  upload_all(ops, model, [&](Matrix& m, ops::WeightUse use) { matrices.upload(ops, m, std::move(use)); });
+  return matrices.done();
 }
 
 }  // namespace verbatim::model

@@ -93,6 +93,9 @@ struct Matrix {
 struct WeightUse {
   bool only_products = false;
   int parts = 1;
+  // A backend that copies may say, as often as it likes, that it has read the first `rows` rows of the stored matrix
+  // and of its block scales for the last time.
+  std::function<void(int64_t rows)> rows_taken = {};
 };
 
 // Synthetic weights: element i of the row-major matrix is mean + spread * synthetic_number(key, i) (base/synthetic.h)

@@ -84,5 +84,32 @@ TEST(Upload, DropsThePagesOfWhatIsCopied) {
   EXPECT_EQ(first_difference(prompt_logits(*cpu.ops, mapped.model, ids), want), "");
 }
 
+// Copies the embedding in two pieces, and notes what is still mapped when it has the first.
+class PiecewiseOps final : public CopyingOps {
+ public:
+  using CopyingOps::CopyingOps;
+  Matrix upload(const Matrix& stored, const ops::WeightUse& use) override {
+    const Matrix copy = CopyingOps::upload(stored, use);
+    if (first_piece_bytes == 0) {
+      const int64_t before = mapped_kib();
+      use.rows_taken(stored.rows / 2);
+      first_piece_bytes = stored.rows / 2 * stored.row_bytes;
+      dropped_kib = before - mapped_kib();
+    }
+    return copy;
+  }
+  int64_t first_piece_bytes = 0, dropped_kib = 0;
+};
+
+TEST(Upload, DropsLargeMatricesInPieces) {
+  Cpu cpu;
+  PiecewiseOps ops(*cpu.ops);
+  Loaded loaded(tiny("tiny-nvfp4"));
+  upload_weights(ops, loaded.model, loaded.checkpoint);
+  ASSERT_GT(ops.first_piece_bytes, 16 << 10);
+  // But for the pages at its ends.
+  EXPECT_GE(ops.dropped_kib, (ops.first_piece_bytes >> 10) - 8);
+}
+
 }  // namespace
 }  // namespace verbatim::model

@@ -157,7 +157,7 @@ Matrix CudaOps::take_packed(WeightForm form, int64_t rows, int64_t columns) {
   return m;
 }
 
-Matrix CudaOps::upload_packed(const Matrix& stored) {
+Matrix CudaOps::upload_packed(const Matrix& stored, const WeightUse& use) {
   Matrix m = take_packed(stored.form, stored.rows, stored.columns);
   m.matrix_scale = stored.matrix_scale;
   m.input_scale = stored.input_scale;
@@ -179,6 +179,7 @@ Matrix CudaOps::upload_packed(const Matrix& stored) {
                     rows, scale_bytes, stored.block_scale_stride, scale_bytes);
     }
     pack_rows(w, first, m);
+    if (use.rows_taken) use.rows_taken(first + rows);
   }
   return m;
 }
@@ -189,7 +190,7 @@ Matrix CudaOps::upload(const Matrix& stored, const WeightUse& use) {
   if (stored.data == nullptr) return stored;
   if (use.only_products && can_pack(stored.form, stored.columns, use.parts) && stored.first_column_in_block == 0 &&
       !(stored.form == WeightForm::kNvfp4 && has_unusual_scale(stored)))
-    return upload_packed(stored);
+    return upload_packed(stored, use);
   Matrix m = stored;
   const int64_t columns = m.columns;
   const int64_t bytes = m.form == WeightForm::kBf16    ? 2 * columns
@@ -197,7 +198,15 @@ Matrix CudaOps::upload(const Matrix& stored, const WeightUse& use) {
                         : m.form == WeightForm::kNvfp4 ? (columns + 1) / 2
                                                        : columns;
   m.row_bytes = rounded_up(bytes, 16);
-  m.data = weights_.copy(stored.data, m.rows, bytes, stored.row_bytes, m.row_bytes);
+  std::byte* to = weights_.take(m.rows * m.row_bytes);
+  const int64_t chunk = chunk_rows(m.row_bytes);
+  for (int64_t first = 0; first < m.rows; first += chunk) {
+    const int64_t rows = std::min(chunk, m.rows - first);
+    weights_.fill(to + first * m.row_bytes, stored.data + first * stored.row_bytes, rows, bytes, stored.row_bytes,
+                  m.row_bytes);
+    if (use.rows_taken && m.block_scale == nullptr) use.rows_taken(first + rows);
+  }
+  m.data = to;
   if (m.form == WeightForm::kNvfp4) {
     const int64_t blocks = (m.first_column_in_block + columns + 15) / 16;
     m.block_scale_stride = rounded_up(blocks, 2);

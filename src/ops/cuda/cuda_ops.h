@@ -113,7 +113,7 @@ class CudaOps final : public Ops {
   };
   void finish_leave();
   Matrix take_packed(WeightForm form, int64_t rows, int64_t columns);
-  Matrix upload_packed(const Matrix& stored);
+  Matrix upload_packed(const Matrix& stored, const WeightUse& use);
   void pack_rows(const Weights& plain, int64_t first, const Matrix& packed);
   // Ids on the device: where they lie, those of the step, or a copy.
   const int32_t* device_ids(const StepIds& ids);

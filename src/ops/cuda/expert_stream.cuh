@@ -99,8 +99,8 @@ class Dealt {
       : barriers_(barriers), portions_(static_cast<Portion*>(portions)) {}
   __device__ void make() const {
     for (int i = 0; i < kPortions; ++i) {
-      ptx::make_barrier(there(i), 1);
-      ptx::make_barrier(left(i), kWarps + kAdders / 32);
+      ptx::make_barrier(there(i), ptx::kWarpArrivals);
+      ptx::make_barrier(left(i), (kWarps + kAdders / 32) * ptx::kWarpArrivals);
       ptx::make_barrier(entered(i), 1);
     }
   }
@@ -116,10 +116,7 @@ class Dealt {
     return portion(n);
   }
   // All lanes, of each warp that follows.
-  __device__ void leave(int n, int lane) const {
-    __syncwarp();
-    if (lane == 0) ptx::arrive(left(n));
-  }
+  __device__ void leave(int n, int lane) const { ptx::arrive_warp(left(n), lane); }
 
  private:
   uint64_t* barriers_;
@@ -214,8 +211,7 @@ class Dealer {
   }
   __device__ void begin() { ptx::wait_for(dealt_.left(dealt_count_), Dealt::phase(dealt_count_) ^ 1); }
   __device__ void finish() {
-    __syncwarp();
-    if (lane_ == 0) ptx::arrive(dealt_.there(dealt_count_));
+    ptx::arrive_warp(dealt_.there(dealt_count_), lane_);
     ++dealt_count_;
   }
   // Up to `units` units from `unit` on, no more than one run has; returns how many.

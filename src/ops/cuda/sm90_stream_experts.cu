@@ -100,8 +100,7 @@ __device__ void multiply_units(const Job& job, const Dealt& dealt, const Memory&
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         *reinterpret_cast<float2*>(to + m * 128 + half * 64) = make_float2(sums[m][half * 2], sums[m][half * 2 + 1]);
-    __syncwarp();
-    if (lane == 0) ptx::arrive(memory.sums_full() + buffer);
+    ptx::arrive_warp(memory.sums_full() + buffer, lane);
     buffer ^= 1;
     if (buffer == 0) buffer_phase ^= 1;
   };
@@ -217,8 +216,7 @@ __device__ void add_units(const Job& job, const Dealt& dealt, const Memory& memo
           // Several turns are of one pair alone.
           if (turn + 1 == kind.turns) leave(int64_t{unit} * kind.pairs + pair, totals);
         }
-        __syncwarp();
-        if (thread % 32 == 0) ptx::arrive(memory.sums_empty() + buffer);
+        ptx::arrive_warp(memory.sums_empty() + buffer, thread % 32);
         buffer ^= 1;
         if (buffer == 0) phase ^= 1;
       }
@@ -268,8 +266,8 @@ __global__ void __launch_bounds__(kThreads, 1) expert_kernel(const __grid_consta
   if (thread >= kFollowers) {
     if (lane == 0) {
       for (int i = 0; i < 2; ++i) {
-        ptx::make_barrier(memory.sums_full() + i, kWarps);
-        ptx::make_barrier(memory.sums_empty() + i, kAdders / 32);
+        ptx::make_barrier(memory.sums_full() + i, kWarps * ptx::kWarpArrivals);
+        ptx::make_barrier(memory.sums_empty() + i, kAdders / 32 * ptx::kWarpArrivals);
       }
       dealt.make();
     }

@@ -181,10 +181,7 @@ __device__ void add_steps(GroupShared& shared, RingPlace& place, int steps, floa
 #pragma unroll
     for (int i = 0; i < 4; ++i) tiles.operand(i, to[i]);
   };
-  const auto release = [&](int slot) {
-    __syncwarp();
-    if (lane == 0) ptx::arrive(&shared.empty[slot]);
-  };
+  const auto release = [&](int slot) { ptx::arrive_warp(&shared.empty[slot], lane); };
   float sums[kN / 2] = {};
 #pragma unroll
   for (int i = 0; i < kN / 2; ++i) totals[i] = -0.0f;  // -0 + a is a
@@ -276,7 +273,7 @@ __device__ void run_tiles(std::byte* memory, uint32_t tiles, const Locate& locat
   if (threadIdx.x == 0) {
     for (int i = 0; i < kGroupRing; ++i) {
       ptx::make_barrier(&shared.full[i], kFillingThreads + 1);
-      ptx::make_barrier(&shared.empty[i], kAddingThreads / 32);
+      ptx::make_barrier(&shared.empty[i], kAddingThreads / 32 * ptx::kWarpArrivals);
     }
     ptx::fence_barriers();
   }

@@ -28,6 +28,19 @@ __device__ inline void arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
+// Arrivals of a warp at a barrier, and a warp's arriving, by all lanes: what any of them did before is there for who
+// waits. One lane arrives for all; race checkers, which see only what the arriving thread itself did, want every lane
+// to (VERBATIM_EVERY_LANE_ARRIVES).
+#ifdef VERBATIM_EVERY_LANE_ARRIVES
+inline constexpr uint32_t kWarpArrivals = 32;
+#else
+inline constexpr uint32_t kWarpArrivals = 1;
+#endif
+__device__ inline void arrive_warp(uint64_t* barrier, int lane) {
+  __syncwarp();
+  if (kWarpArrivals == 32 || lane == 0) arrive(barrier);
+}
+
 // Until the phase of parity `parity` has ended: 0 the first, 1 the second, 0 the third, ...
 __device__ inline void wait_for(uint64_t* barrier, uint32_t parity) {
   asm volatile(
