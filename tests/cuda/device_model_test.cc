@@ -1,6 +1,8 @@
 // Models whose weights, caches and rows are all in device memory, as `generate --backend cuda` runs them.
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "base/formats.h"
 #include "base/synthetic.h"
 #include "ops/cuda/device_memory.h"
@@ -226,6 +228,24 @@ TEST_F(DeviceModel, ChunksOfAPrompt) {
     for (const int64_t chunk : {1, 7, 16, 33, 64, 65})
       EXPECT_EQ(first_difference(prompt_logits(*device, up.model(), ids, chunk), whole), "")
           << directory << " in chunks of " << chunk;
+  }
+}
+
+// The kernels of many rows, of few and of one, in both numbers of terms and both precisions, in so few steps that
+// compute-sanitizer comes to their end (scripts/device-check.sh).
+TEST_F(DeviceModel, CutsOfAShortPrompt) {
+  for (const auto& [directory, precision, activations] :
+       {std::tuple{"tiny-nvfp4", Precision::kFull, Activations::kBf16},
+        std::tuple{"tiny-nvfp4", Precision::kCheckpoint, Activations::kBf16},
+        std::tuple{"tiny-bf16", Precision::kFull, Activations::kSplit3}}) {
+    const auto device = cuda(activations);
+    const Uploaded up(*device, directory, precision);
+    const std::vector<int32_t> ids = random_ids(70, 2);
+    const std::vector<float> whole = prompt_logits(*device, up.model(), ids);
+    for (const float logit : whole) ASSERT_TRUE(std::isfinite(logit));
+    for (const int64_t first : {69, 67, 58})
+      EXPECT_EQ(first_difference(prompt_logits(*device, up.model(), ids, first), whole), "")
+          << directory << ", " << first << " and then " << 70 - first;
   }
 }
 
