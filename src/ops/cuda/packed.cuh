@@ -90,8 +90,9 @@ struct Stage<WeightForm::kNvfp4, kTiles> {
   }
 };
 
-// ---- activations as the other operand: lane l holds, of column l / 4, the inputs 2q, 2q + 1, 2q + 8 and 2q + 9
-// ---------
+// ---- activations as the other operand -------------------------------------------------------------------------------
+// Lane l holds, of column l / 4, the inputs 2q, 2q + 1, 2q + 8 and 2q + 9.
+
 __device__ inline uint32_t rounded_pair(float low, float high) { return as_bits(__floats2bfloat162_rn(low, high)); }
 
 // kTiles tiles of 16 inputs of up to eight rows of float32, rounded to one term or split in three (rounding.cuh).
