@@ -4,7 +4,7 @@
 #                                     to be carried with the source tree
 #   scripts/device-check.sh run [OUT] there: builds, runs the tests labelled cuda, prints a table; logs go to OUT
 #   scripts/device-check.sh sanitize [OUT] there: the tiny models under compute-sanitizer (memcheck, then racecheck on a
-#                                     build that it can follow, VERBATIM_RACECHECK; at most SECONDS_EACH, 120, a test),
+#                                     build that it can follow, VERBATIM_RACECHECK; at most SECONDS_EACH, 120, a run),
 #                                     with what was found by kernel. BUILT holds build/ and race/ if they are there
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -73,29 +73,33 @@ run() {
   return $failed
 }
 
+# watch TOOL TESTS OUT BINARY FILTER [OPTION...]: one run of a tool, and the kernels in which it found something.
+watch() {
+  local tool=$1 tests=$2 out=$3 binary=$4 filter=$5 start=$SECONDS status=0 log
+  shift 5
+  log="$out/$tool-$binary-$(echo "$filter $*" | tr -dc 'A-Za-z_').log"
+  timeout "${SECONDS_EACH:-120}" compute-sanitizer --tool "$tool" --print-limit 10000 --error-exitcode 9 "$@" \
+    "$tests/$binary" --gtest_brief=1 --gtest_filter="$filter" > "$log" 2>&1 || status=$?
+  echo "== $tool, $binary $filter $*: $((SECONDS - start)) s, status $status (124: stopped); $(grep -E "SUMMARY" "$log" | tail -n 1)"
+  grep -oE "[A-Za-z0-9_]+_kernel(<[^>]*>)?" <(grep -E "^=+ +(Error|Warning|and (Read|Write)|Invalid|    at)" "$log") \
+    | sort | uniq -c | sort -rn | head -n 12 || true
+  return $status
+}
+
 sanitize() {
-  local out=${1:-build/device/out} built=${BUILT:-build/device} failed=0
+  local out=${1:-build/device/out} built=${BUILT:-build/device} failed=0 kernel
   mkdir -p "$out"
   local binaries="cuda_device_tests cuda_engine_tests"
   [ -x "$built/build/tests/cuda/cuda_engine_tests" ] || build "$built/build" "$out" "$binaries"
   [ -x "$built/race/tests/cuda/cuda_engine_tests" ] || build "$built/race" "$out" "$binaries" -DVERBATIM_RACECHECK=ON
-  local selections=("cuda_device_tests DeviceModel.CutsOfAShortPrompt" "cuda_device_tests *FewRowsExperts*/0" \
-    "cuda_device_tests Warpgroup.TermsAreAddedInOrder" "cuda_engine_tests RecordedEngine.AChain*")
-  for tool in memcheck racecheck; do
-    for selection in "${selections[@]}"; do
-      read -r binary filter <<< "$selection"
-      local log start=$SECONDS status=0 tests=$built/build/tests/cuda
-      if [ $tool = racecheck ]; then tests=$built/race/tests/cuda; fi
-      log="$out/$tool-$binary-$(echo "$filter" | tr -dc 'A-Za-z').log"
-      timeout "${SECONDS_EACH:-120}" compute-sanitizer --tool "$tool" --print-limit 10000 --error-exitcode 9 \
-        "$tests/$binary" --gtest_brief=1 --gtest_filter="$filter" > "$log" 2>&1 || status=$?
-      echo "== $tool, $binary $filter: $((SECONDS - start)) s, status $status (124: stopped)"
-      grep -E "SUMMARY" "$log" | tail -n 1 || true
-      # The kernels in which something was found, and how often.
-      grep -oE "[A-Za-z0-9_]+_kernel(<[^>]*>)?" <(grep -E "^=+ +(Error|Warning|and (Read|Write)|Invalid|    at)" "$log") \
-        | sort | uniq -c | sort -rn | head -n 12 || true
-      if [ $status -ne 0 ]; then failed=1; fi
-    done
+  local plain="$built/build/tests/cuda" race="$built/race/tests/cuda"
+  watch memcheck "$plain" "$out" cuda_device_tests 'DeviceModel.CutsOfAShortPrompt:*FewRowsExperts*/0:Warpgroup.*' || failed=1
+  watch memcheck "$plain" "$out" cuda_engine_tests 'RecordedEngine.AChain*' || failed=1
+  watch racecheck "$race" "$out" cuda_device_tests '*FewRowsExperts*/0:Warpgroup.TermsAreAddedInOrder' || failed=1
+  # All kernels of a step at once take minutes: one after the other, the first LAUNCHES of each.
+  for kernel in $(grep -ohE "[a-z0-9_]+_kernel\(" src/ops/cuda/*.cu | tr -d '(' | sort -u); do
+    watch racecheck "$race" "$out" cuda_device_tests DeviceModel.CutsOfAShortPrompt \
+      --kernel-name "kns=$kernel" --launch-count "${LAUNCHES:-100}" || failed=1
   done
   return $failed
 }

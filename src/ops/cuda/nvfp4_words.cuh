@@ -13,6 +13,8 @@
 
 #include <cstdint>
 
+#include "ops/cuda/ptx/logic.cuh"
+
 namespace verbatim::ops::cuda {
 
 inline constexpr uint32_t kPairBits = 0x81c081c0u, kThirdInPlace = 0x81808180u, kThirdLowest = 0x00400040u;
@@ -68,8 +70,7 @@ __device__ inline uint8_t packed_scale_of(uint32_t word, int block) {
 __device__ inline void unpack_scales(uint32_t word, __nv_bfloat162 (&pairs)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    uint32_t bits;  // one instruction, which a compiler makes two
-    asm("lop3.b32 %0, %1, 0x0ff00ff0, 0x70007000, 0xea;" : "=r"(bits) : "r"(rotated(word, i * 8)));
+    const uint32_t bits = ptx::and_or<0x0ff00ff0, 0x70007000>(rotated(word, i * 8));
     pairs[i] = *reinterpret_cast<const __nv_bfloat162*>(&bits);
   }
 }
