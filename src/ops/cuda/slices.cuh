@@ -25,13 +25,6 @@ struct Slices {
   }
 };
 
-// Warps of eight that take slices of one row tile at a time: as many as divide the slices evenly, at least `least`.
-inline int concurrent_slices(int total, int least) {
-  int concurrent = 1;
-  while (concurrent < 8 && (total % (2 * concurrent) == 0 || concurrent < least)) concurrent *= 2;
-  return concurrent;
-}
-
 // Totals of kCount elements of one thread; slices must come in order.
 template <int kCount, int kTerms>
 class SliceTotals {
