@@ -9,7 +9,7 @@
 // its choices), gate and up, down, the weighted sum.
 // Bytes: the stored weights of the chosen experts, once for each eight places. Inputs are bfloat16 in the order of the
 // matrix units, in shared memory where all rows' fit, else out of the first-level cache. Instructions of the inner
-// loop: 16 for 256 weights, half of them of the unit of half rate that bounds it (nvfp4_words.cuh).
+// loop: 16.5 for 256 weights, 8.5 of them of the unit of half rate that bounds it (nvfp4_words.cuh).
 #include "ops/cuda/expert_stream.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/math.cuh"
